@@ -38,12 +38,14 @@ from everstep import (
     StoreUnavailable,
 )
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.postgres import store as module
+from everstep.stores.postgres import migrating
 from everstep.stores.postgres.asking import Tables
 from everstep.stores.postgres.forms import labels, packed_id, unpacked_id
+from everstep.stores.postgres.migrating import SCHEMA_VERSION
 from everstep.stores.postgres.pool import Connection, Pool, _until, connect
+from everstep.stores.postgres.puts import prepare
 from everstep.stores.postgres.rows import Rows
-from everstep.stores.postgres.store import SCHEMA_VERSION, PostgresStore
+from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import Change, Hidden, Key, Move, Operation, Query, Write
 from everstep.testing import follow, head_id, ids, make_object, make_record, put
 from tests.stores.postgres_tools import OwnPostgres, Wire, own_postgres
@@ -1008,7 +1010,7 @@ def test_a_statement_timeout_is_told_from_a_server_that_is_gone(url: str) -> Non
 
 
 def test_an_old_server_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SERVER_VERSION_MIN", 99)
+    monkeypatch.setattr(migrating, "SERVER_VERSION_MIN", 99)
     with pytest.raises(StoreMismatch, match=r"PostgreSQL \d+ is too old; 99"):
         run(PostgresStore(url).blocking.list_threads(1, 0))
 
@@ -1364,7 +1366,7 @@ def test_only_what_is_asked_for_is_looked_at(make: Any, url: str, analyzed: bool
 
 
 def test_entries_of_the_same_label_are_told_apart(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("store", "changing", "reading", "searching"):
+    for name in ("puts", "changing", "reading", "searching"):
         monkeypatch.setattr(
             f"everstep.stores.postgres.{name}.labels", lambda metadata, tags=(): [7] if metadata else None
         )
@@ -1406,7 +1408,7 @@ def test_entries_without_a_label_are_found(
     store = make()
     with monkeypatch.context() as before:
         if is_old:
-            for name in ("store", "changing", "reading", "searching"):
+            for name in ("puts", "changing", "reading", "searching"):
                 before.setattr(f"everstep.stores.postgres.{name}.labels", labels_of_before)
         for n in range(70):
             run(store.commit(put(make_record(f"c{n}", metadata=loop_metadata(n)))))
@@ -1464,7 +1466,8 @@ def test_plans_that_are_kept_use_indexes_although_they_were_made_on_small_tables
         before = connection.execute(counted).fetchone()
         for _ in range(10):
             seen = database._heads.get(("t", ""))
-            prepared = database._prepared(follow("t", "c"), seen, seen.known)
+            prepared = prepare(follow("t", "c"), seen, seen.known)
+            assert prepared is not None
             database._kept(prepared, Rows(connection, tables).put(prepared.values))
         assert connection.execute(counted).fetchone() == before
     assert run(head_id(store)) == "c-13"

@@ -440,6 +440,11 @@ def is_lost(exc: psycopg.Error) -> bool:
     return isinstance(exc, psycopg.OperationalError) and not any(words in str(exc) for words in _REFUSED)
 
 
+def may_be_done(exc: psycopg.Error | StoreUnavailable) -> bool:
+    """Whether what was asked of the server may be done, though its answer was lost."""
+    return isinstance(exc, psycopg.Error) and not isinstance(exc, Unsent) and is_lost(exc)
+
+
 def is_starting(exc: psycopg.Error) -> bool:
     """Whether the server says that it is on its way up or down."""
     return exc.sqlstate in ("57P01", "57P02", "57P03") or any(words in str(exc) for words in _STARTING)
