@@ -48,6 +48,10 @@ class OwnPostgres(servers.PostgresServer):
         self.do("SELECT pg_reload_conf()")
 
 
+_KEY_DATA = b"K\0\0\0\x0c"
+"""What the server says before the number of its process."""
+
+
 class Wire:
     """Stands between a client and a server on the same machine: counts, and does harm when told to."""
 
@@ -59,6 +63,8 @@ class Wire:
         """For which request the answer is lost, and the connection with it; once."""
         self.is_hole = False
         """Nothing comes through, and nobody is told."""
+        self.is_pooler = False
+        """It gives clients the number of a process of its own, as PgBouncer does."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = [self._listener]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -127,6 +133,9 @@ class Wire:
         while data := _received(server):
             if losing.is_set():
                 break  # it was done, and nobody will know
+            if self.is_pooler and _KEY_DATA in data:
+                start, end = data.split(_KEY_DATA, 1)
+                data = start + _KEY_DATA + bytes(4) + end[4:]
             if not self.is_hole:
                 _send(client, data)
         _shut(client)

@@ -209,6 +209,7 @@ def test_the_usual_calls_are_one_round_trip_each(make: Any, proxy: Wire) -> None
 
 def test_nothing_is_left_in_the_session(make: Any, proxy: Wire) -> None:
     """PgBouncer in transaction mode gives the next transaction to another session."""
+    proxy.is_pooler = True
     engine = everstep.open(proxy.url).sync
     for n in range(8):
         engine.snapshot("t", [], {"n": n}, {})
@@ -234,11 +235,52 @@ def test_nothing_is_left_in_the_session(make: Any, proxy: Wire) -> None:
         assert b"PG_ADVISORY_LOCK" not in text.upper(), text
 
 
-def test_statements_are_prepared_on_the_server_only_if_asked_for(make: Any, proxy: Wire) -> None:
-    store = make(proxy.url, prepare_threshold=0)
-    for _ in range(3):
+def prepared(proxy: Wire) -> list[bytes]:
+    """Return the statements that were given a name, in order."""
+    found = [content.split(b"\0")[:2] for kind, content in proxy.messages if kind == b"P"]
+    return [text for name, text in found if name]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "is_pooler", "is_prepared"),
+    [("auto", False, True), ("auto", True, False), (0, True, True), (None, False, False), (10**6, False, False)],
+)
+def test_statements_are_prepared_where_the_server_itself_answers(
+    make: Any, proxy: Wire, threshold: Any, is_pooler: bool, is_prepared: bool
+) -> None:
+    proxy.is_pooler = is_pooler
+    store = make(proxy.url, prepare_threshold=threshold)
+    for _ in range(8):
         run(store.commit(follow("t", "c")))
-    assert any(kind == b"P" and not content.startswith(b"\0") for kind, content in proxy.messages)
+        run(store.operations("t", 1))
+    assert bool(prepared(proxy)) is is_prepared
+
+
+def test_a_prepared_statement_that_is_gone_is_done_without(url: str, proxy: Wire) -> None:
+    """As behind a pooler that cannot be told from a server."""
+    store = PostgresStore(proxy.url)
+    engine: Any = everstep.CheckpointEngine(everstep.StoreBackend(store)).sync
+    at = engine.append("t", [{"role": "user", "content": "x"}])
+    for _ in range(8):
+        engine.branch(at, "b")
+    assert prepared(proxy)
+    (connection,) = [each for _, each in store._database._pool._idle]
+    connection.pgconn.exec_(b"DEALLOCATE ALL")  # behind the driver's back
+    before = len(proxy.messages)
+    made = [engine.branch(at, "b") for _ in range(8)]
+    assert len(proxy.sent) == 2, "it has another connection"
+    again = [content.split(b"\0")[:2] for kind, content in proxy.messages[before:] if kind == b"P"]
+    assert [text for name, text in again if name] == []
+    engine.close()
+    with everstep.open(url).sync as other:
+        assert all(other.get_latest(branch) is not None for branch in made)
+        assert len(other.operations("t")) == 16, "each branch was made once"
+
+
+@pytest.mark.parametrize("wrong", ["never", -1, True, 1.5j])
+def test_a_threshold_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match="prepare_threshold"):
+        PostgresStore(prepare_threshold=wrong)
 
 
 # -- answers that never come -------------------------------------------------------------------------------------------

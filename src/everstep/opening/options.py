@@ -21,7 +21,7 @@ class StoreOptions(TypedDict, total=False):
     min_size: int
     max_size: int
     max_idle_seconds: float
-    prepare_threshold: int | None
+    prepare_threshold: int | Literal["auto"] | None
     key_prefix: str
     ttl_seconds: float | None
     wait_replicas: int

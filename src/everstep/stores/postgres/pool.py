@@ -61,6 +61,10 @@ class Unsent(Late):
     """The deadline had passed before anything was sent: the server was not asked."""
 
 
+class NotPrepared(Unsent):
+    """A statement that was prepared is not known, or not as it was: the server did nothing."""
+
+
 class Connection(psycopg.Connection[Any]):
     """A connection whose waits end at a deadline, whatever the network does."""
 
@@ -128,6 +132,11 @@ class Connection(psycopg.Connection[Any]):
         self.pgconn.send_query_params(query, values, types, [1] * len(values), 1)
         gen = _until(self.deadline, execute(self.pgconn))
         return _value(await wait_async(gen, self.pgconn.socket, interval=_WAKE_SECONDS))
+
+    def is_direct(self) -> bool:
+        """Whether this is a session of the server itself: a pooler between says the number of a process of its own."""
+        found = self.execute("SELECT pg_backend_pid()").fetchone()
+        return found == (self.info.backend_pid,)
 
     def _check_time(self) -> None:
         """Refuse to begin what must be over: statements that are quick one by one must not be slow together."""
@@ -271,10 +280,19 @@ class Pool:
     fork_order = 1
 
     def __init__(
-        self, connect: Callable[[float], Connection], size_max: int, idle_seconds_max: float, size_min: int = 0
+        self,
+        connect: Callable[[float], Connection],
+        size_max: int,
+        idle_seconds_max: float,
+        size_min: int = 0,
+        stop_preparing: Callable[[], None] = lambda: None,
     ) -> None:
-        """Connections that were idle for too long are closed, until `size_min` are left."""
+        """Connections that were idle for too long are closed, until `size_min` are left.
+
+        `stop_preparing` is called when a statement that was prepared is not known: new connections shall prepare none.
+        """
         self._connect = connect
+        self._stop_preparing = stop_preparing
         self._idle_seconds_max = idle_seconds_max
         self._size_min = size_min
         self._size_max = size_max
@@ -296,8 +314,20 @@ class Pool:
             connection = self._idle_one() or self._connect(deadline)
             connection.deadline = deadline
             yield connection
+        except psycopg.Error as exc:
+            if connection is None or not _was_not_prepared(exc):
+                raise
+            connection.close()
+            self._forget_prepared()
+            raise NotPrepared("a statement that was prepared is not known any more") from exc
         finally:
             self._end_turn(connection)
+
+    def _forget_prepared(self) -> None:
+        """Go on without prepared statements: a pooler gives each transaction another session, or the tables changed."""
+        self._stop_preparing()
+        with self._changed:
+            _close_all(self._idle)
 
     def lend(self, deadline: float) -> Connection | None:
         """Lend an idle connection to a coroutine, without waiting; None: there is none. `take_back` ends it.
@@ -443,6 +473,13 @@ def is_lost(exc: psycopg.Error) -> bool:
 def may_be_done(exc: psycopg.Error | StoreUnavailable) -> bool:
     """Whether what was asked of the server may be done, though its answer was lost."""
     return isinstance(exc, psycopg.Error) and not isinstance(exc, Unsent) and is_lost(exc)
+
+
+def _was_not_prepared(exc: psycopg.Error) -> bool:
+    """Whether the server refuses a statement only because it was prepared, or was not."""
+    if isinstance(exc, psycopg.errors.FeatureNotSupported):
+        return "cached plan" in str(exc)
+    return isinstance(exc, (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement))
 
 
 def is_starting(exc: psycopg.Error) -> bool:

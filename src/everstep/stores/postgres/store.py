@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from everstep.errors import InvalidInput, MissingDependency
 from everstep.reports import Finding
@@ -49,14 +49,14 @@ class PostgresStore(Looks):
         min_size: int = 0,
         max_size: int = 8,
         max_idle_seconds: float = 600.0,
-        prepare_threshold: int | None = None,
+        prepare_threshold: int | Literal["auto"] | None = "auto",
     ) -> None:
         """Nothing is opened yet.
 
         `timeout_seconds` bounds each public call as a whole, with connecting and trying again. At most `max_size`
         connections are open; each is opened when it is needed, and closed after it was idle for `max_idle_seconds`,
-        unless only `min_size` are left. With a `prepare_threshold` the driver prepares statements on the server that it
-        uses so often; a pooler between must allow that.
+        unless only `min_size` are left. Statements that were used `prepare_threshold` times are prepared on the server;
+        "auto": after a few times, unless a pooler stands between, since that may give the next ones another session.
         """
         self._database = Database(
             checked_dsn(checks.kind(dsn, str, "dsn")),
@@ -65,7 +65,7 @@ class PostgresStore(Looks):
             _number(min_size, "min_size", 0, _number(max_size, "max_size", 1, 1000)),
             max_size,
             _number(max_idle_seconds, "max_idle_seconds", 0, 10**9),
-            prepare_threshold,
+            _threshold(prepare_threshold),
         )
         timeout = _number(timeout_seconds, "timeout_seconds", 0.001, 86_400)
         self._workers = AsyncDriver(timeout, max_size)
@@ -243,3 +243,9 @@ def _number(value: Any, name: str, low: float, high: float) -> Any:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidInput(f"{name} is a number from {low:g} to {high:g}, not {checks.shown(value)}")
     return value
+
+
+def _threshold(value: Any) -> Any:
+    if value is None or value == "auto":
+        return value
+    return _number(value, "prepare_threshold, if it is neither None nor 'auto',", 0, 10**9)

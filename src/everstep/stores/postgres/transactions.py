@@ -6,7 +6,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import psycopg
 
@@ -35,7 +35,7 @@ from everstep.stores.protocol import Key
 from everstep.stores.sweeping import Sweeps
 
 _ONE_STATE = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
-
+_PREPARE_AFTER = 5  # uses; preparing what is used once would only cost
 
 logger = logging.getLogger("everstep")
 T = TypeVar("T")
@@ -54,13 +54,13 @@ class Transactions:
         min_size: int,
         max_size: int,
         max_idle_seconds: float,
-        prepare_threshold: int | None,
+        prepare_threshold: int | Literal["auto"] | None,
     ) -> None:
         self._dsn = dsn
         self._tables = tables
         self._schema = schema
         self._prepare = prepare_threshold
-        self._pool = Pool(self._connect, max_size, max_idle_seconds, min_size)
+        self._pool = Pool(self._connect, max_size, max_idle_seconds, min_size, self._stop_preparing)
         self._heads: Heads[Known] = Heads()
         self._lock = threading.Lock()
         self._is_ready = self._has_warned = False
@@ -182,20 +182,27 @@ class Transactions:
         tried_again("the connection to PostgreSQL was lost (%s)", type(exc).__name__)
 
     def _connect(self, deadline: float) -> Connection:
-        connection = connect(self._dsn, deadline, prepare_threshold=self._prepare)
-        # Only the first connection looks at the server and the tables; those who come with it do the same,
-        # which is harmless.
-        if not self._is_ready:
-            connection.deadline = deadline
-            try:
+        connection = connect(self._dsn, deadline, prepare_threshold=None)
+        connection.deadline = deadline
+        try:
+            # Only the first connection looks at the server and the tables; those who come with it do the same,
+            # which is harmless.
+            if not self._is_ready:
                 self._warn_once(check_server(connection))
                 migrate(connection, self._tables, self._schema)
-            except BaseException:
-                connection.close()
-                raise
-            self._is_ready = True
-            logger.info("opened %s", self.address)
+                self._is_ready = True
+                logger.info("opened %s", self.address)
+            if self._prepare != "auto":
+                connection.prepare_threshold = self._prepare
+            elif connection.is_direct():
+                connection.prepare_threshold = _PREPARE_AFTER
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def _stop_preparing(self) -> None:
+        self._prepare = None
 
     def _warn_once(self, losses: str) -> None:
         """Say what the server may lose. Several connections may be opened at once, and one warning is enough."""
