@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.backends import StoreBackend
 from everstep.errors import InvalidInput, UnsupportedByBackend
 from everstep.history.adapter import is_own
-from everstep.reports import Conflict, Difference
+from everstep.reports import Conflict
 from everstep.repository.step import check_messages
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Stored
@@ -20,7 +20,7 @@ from everstep.timeline.merge import MergePlan
 from everstep.timeline.store import StoreTimeline
 from everstep.types import MISSING
 from everstep.values import codec
-from everstep.views.changes import Room, kind_of_change, message_entries, ref_of, state_entry
+from everstep.views.changes import Room, message_entries, ref_of, state_entry
 from everstep.views.differences import differences_of_roots
 from everstep.views.errors import shown_or_missing
 from everstep.views.json_values import Opaque
@@ -104,36 +104,6 @@ async def fork(
     if head is None:
         raise InvalidInput(f"thread {made!r} was deleted meanwhile")
     return ref_of(head.stored)
-
-
-async def preview_fork(
-    engine: CheckpointEngine,
-    ref: Ref,
-    *,
-    set: Mapping[str, Any] | None = None,  # noqa: A002  # what it is called on the command line
-    patch: Sequence[Mapping[str, Any]] | None = None,
-    messages: Sequence[Mapping[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """Return what the edits of a fork would change, as `changes.compare` tells it; nothing is written."""
-    stored = await stored_of(engine, ref)
-    before = await values_of(repository_of(engine), stored)
-    after = await _edited(engine, stored, dict(set or {}), patch or (), messages)
-    room = Room(_VALUE_BYTES_MAX)
-    changed: list[dict[str, Any]] = []
-    for top in ("state", "tools_result"):
-        old: dict[Any, Any] = getattr(before, top)
-        new: dict[Any, Any] = getattr(after, top)
-        for part in dict.fromkeys([*old, *new]):
-            one = old.get(part, MISSING)
-            two = new.get(part, MISSING)
-            if one is MISSING or two is MISSING or codec.DEFAULT.pack(one) != codec.DEFAULT.pack(two):
-                edit = Difference(one_line(f"{top}.{part}"), kind_of_change(one, two), one, two)
-                changed.append(state_entry(edit, room))
-    return {
-        "a": ref_of(stored),
-        "state": changed,
-        "messages": message_entries(before.messages, after.messages, room),
-    }
 
 
 async def _edited(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted
@@ -217,49 +217,90 @@ def _take(rows: Rows, table: str, what: str, condition: str, values: Sequence[An
 
 def _take_unreadable(rows: Rows, *, dry_run: bool) -> list[Lost]:
     lost: list[Lost] = []
-
-    def check(query: str, read: Callable[..., Any], table: str, *keys: str) -> None:
-        for row in rows._all(query):
-            place = row[: len(keys)]
-            try:
-                read(*row)
-            except _UNREADABLE:
-                condition = " AND ".join(f"x.{key} = %s" for key in keys)
-                what = f"a row of {table} that cannot be read"
-                lost.extend(_take(rows, table, what, condition, place, dry_run=dry_run))
-
-    check(
-        "SELECT family, thread, seq, data FROM {operations}",
-        lambda _f, _t, seq, data: unpack_operation(data, seq, False),
-        "operations", "family", "thread", "seq",
-    )  # fmt: skip
-    check(
-        "SELECT family, segment, data FROM {segments}",
-        lambda _, segment, data: unpack_segment(segment, data),
-        "segments", "family", "segment",
-    )  # fmt: skip
-    check(
-        "SELECT family, line, checkpoint, task, idx, seq, info, children FROM {writes}",
-        lambda _f, _l, name, task, idx, seq, info, children: unpack_write(
-            unpacked_id(name), seq, unpacked_id(task), idx, info, children
-        ),
-        "writes", "family", "line", "checkpoint", "task", "idx",
-    )  # fmt: skip
-    check(
-        """SELECT c.family, c.low, c.high, c.seq, a.name, b.name, c.data, c.children FROM {shared_states} c
-           JOIN {threads} a ON a.family = c.family AND a.id = c.low
-           JOIN {threads} b ON b.family = c.family AND b.id = c.high""",
-        lambda _f, _l, _h, seq, one, two, data, children: _read_common(_text(one), _text(two), seq, data, children),
-        "shared_states", "family", "low", "high", "seq",
-    )  # fmt: skip
-    for name, origin in rows._all("SELECT name, origin FROM {threads} WHERE origin IS NOT NULL"):
-        try:
-            unpack_origin(origin, _text(name))
-        except _UNREADABLE:
-            lost.append(Lost("where a branch began", _text(name), stored=origin))
-            if not dry_run:
-                rows._do("UPDATE {threads} SET origin = NULL, began = NULL WHERE name = %s", (name,))
+    for content in _CONTENTS:
+        condition = " AND ".join(f"x.{key} = %s" for key in content.keys)
+        what = f"a row of {content.table} that cannot be read"
+        for unreadable in _unreadable(rows, content):
+            lost += _take(rows, content.table, what, condition, unreadable.place, dry_run=dry_run)
+    for unreadable in _unreadable(rows, _ORIGINS):
+        (name,) = unreadable.place
+        lost.append(Lost("where a branch began", _text(name), stored=unreadable.values[0]))
+        if not dry_run:
+            rows._do("UPDATE {threads} SET origin = NULL, began = NULL WHERE name = %s", (name,))
     return lost
+
+
+class _Content(NamedTuple):
+    """Rows that have a checksum inside: how they are told apart, whose they are, and how they are read."""
+
+    kind: str
+    """Of a finding; empty: it is found by those who read checkpoints."""
+    table: str
+    keys: Sequence[str]
+    owner: str
+    values: str
+    """What `read` takes, and where it is from."""
+    read: Callable[..., object]
+
+
+class _Unreadable(NamedTuple):
+    place: Sequence[Any]
+    owner: bytes | None
+    values: Sequence[Any]
+    error: Exception
+
+
+def _read_operation(data: bytes, seq: int) -> object:
+    return unpack_operation(data, seq, False)
+
+
+def _read_write(name: bytes, task: bytes, idx: int, seq: int, info: bytes, children: bytes) -> object:
+    return unpack_write(unpacked_id(name), seq, unpacked_id(task), idx, info, children)
+
+
+def _read_common(low: bytes, high: bytes, seq: int, data: bytes, children: bytes) -> object:
+    common = unpack_common(data, children, _text(low), _text(high))
+    if common.place.seq != seq:
+        raise CheckpointCorrupted(f"a common state of {_text(low)!r} and {_text(high)!r} has another number than {seq}")
+    return common
+
+
+def _read_origin(origin: bytes, name: bytes) -> object:
+    return unpack_origin(origin, _text(name))
+
+
+_CONTENTS = (
+    _Content("operation", "operations", ("family", "thread", "seq"), _OWNERS["operations"],
+             "x.data, x.seq FROM {operations} x", _read_operation),
+    _Content("segment", "segments", ("family", "segment"), _OWNERS["segments"],
+             "x.segment, x.data FROM {segments} x", unpack_segment),
+    _Content("", "writes", ("family", "line", "checkpoint", "task", "idx"), "NULL",
+             "x.checkpoint, x.task, x.idx, x.seq, x.info, x.children FROM {writes} x", _read_write),
+    _Content("shared state", "shared_states", ("family", "low", "high", "seq"), "a.name",
+             """a.name, b.name, x.seq, x.data, x.children FROM {shared_states} x
+                JOIN {threads} a ON a.family = x.family AND a.id = x.low
+                JOIN {threads} b ON b.family = x.family AND b.id = x.high""", _read_common),
+)  # fmt: skip
+_ORIGINS = _Content(
+    "origin",
+    "threads",
+    ("name",),
+    "x.name",
+    "x.origin, x.name FROM {threads} x WHERE x.origin IS NOT NULL",
+    _read_origin,
+)
+
+
+def _unreadable(rows: Rows, content: _Content) -> Iterator[_Unreadable]:
+    """Yield the rows that cannot be read."""
+    count = len(content.keys)
+    keys = ", ".join(f"x.{key}" for key in content.keys)
+    for row in rows._all(f"SELECT {keys}, {content.owner}, {content.values}"):
+        values = row[count + 1 :]
+        try:
+            content.read(*values)
+        except _UNREADABLE as exc:
+            yield _Unreadable(row[:count], row[count], values, exc)
 
 
 def _cover_again(rows: Rows) -> None:
@@ -286,34 +327,14 @@ def _cover_again(rows: Rows) -> None:
 def _wrong_content(rows: Rows) -> list[Finding]:
     """Look at what has a checksum inside and is read through no other table."""
     found: list[Finding] = []
-
-    def check(kind: str, owner: bytes | None, read: Any, *values: Any) -> None:
-        try:
-            read(*values)
-        except _UNREADABLE as exc:
-            reason = f"cannot be read: {exc!r:.200}"
-            if isinstance(exc, CheckpointCorrupted):
-                reason = exc.reason
-            found.append(finding_about(kind, reason, _text_or_none(owner)))
-
-    for name, origin in rows._all("SELECT name, origin FROM {threads} WHERE origin IS NOT NULL"):
-        check("origin", name, unpack_origin, origin, _text(name))
-    for owner, data, seq in rows._all(f"SELECT {_OWNERS['operations']}, data, seq FROM {{operations}} x"):
-        check("operation", owner, unpack_operation, data, seq, False)
-    for owner, segment, data in rows._all(f"SELECT {_OWNERS['segments']}, segment, data FROM {{segments}} x"):
-        check("segment", owner, unpack_segment, segment, data)
-    for low, high, seq, data, children in rows._all(
-        """SELECT a.name, b.name, c.seq, c.data, c.children FROM {shared_states} c
-           JOIN {threads} a ON a.family = c.family AND a.id = c.low
-           JOIN {threads} b ON b.family = c.family AND b.id = c.high"""
-    ):
-        check("shared state", low, _read_common, _text(low), _text(high), seq, data, children)
+    for content in (_ORIGINS, *_CONTENTS):
+        if not content.kind:
+            continue
+        for unreadable in _unreadable(rows, content):
+            error = unreadable.error
+            reason = error.reason if isinstance(error, CheckpointCorrupted) else f"cannot be read: {error!r:.200}"
+            found.append(finding_about(content.kind, reason, _text_or_none(unreadable.owner)))
     return found
-
-
-def _read_common(low: str, high: str, seq: int, data: bytes, children: bytes) -> None:
-    if unpack_common(data, children, low, high).place.seq != seq:
-        raise CheckpointCorrupted(f"a common state of {low!r} and {high!r} has another number than {seq}")
 
 
 def _wrong_labels(rows: Rows) -> list[Finding]:
