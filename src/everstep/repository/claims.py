@@ -169,30 +169,39 @@ class Claims:
         """Claim a task: a new one (None), or one as it was found. HeadMoved if it is not so any more."""
         if found is not None and found.task.runs and found.task.owner is not None:
             raise self.held(task_id, found.task.owner.host, found.task.owner.pid)
-        task = found.task if found is not None else Task(utc_now(), is_task=is_task)
-        kept = given
+        before: Stored | None = None
+        task = Task(utc_now(), input=given, is_task=is_task)
         if found is not None:
-            kept = await self.given(found) if task.is_task else None  # a turn keeps none
-        if task.owner is not None:  # its run was cut off: how an earlier one ended says nothing any more
-            task = task._replace(ended="")
-        task = task._replace(
-            owner=this_process(),
-            until=await self._store.clock() + lease_seconds,
-            input=kept,
-            is_task=is_task or task.is_task,
-        )
-        stored = await self.swap(task_id, task, found.stored if found is not None else None)
+            before = found.stored
+            task = await self._taken_over(found, is_task=is_task)
+        task = task._replace(owner=this_process(), until=await self._store.clock() + lease_seconds)
+        stored = await self.swap(task_id, task, before)
         if found is not None and found.task.owner is not None:
             logger.info("task %r is taken over from %s", task_id, found.task.owner)
-        claim = Claim(task_id, task, stored, lease_seconds, self)
-        # Mostly there is nothing: a record goes with the next one. What stayed would be a fence for its old owner.
+        await self._remove_older(task_id, stored)
+        return Claim(task_id, task, stored, lease_seconds, self)
+
+    async def _taken_over(self, found: Found, *, is_task: bool) -> Task:
+        """Return a task as it is when somebody takes it up again."""
+        task = found.task
+        if task.owner is not None:  # its run was cut off: how an earlier one ended says nothing any more
+            task = task._replace(ended="")
+        kept = await self.given(found) if task.is_task else None  # a turn keeps none
+        return task._replace(input=kept, is_task=is_task or task.is_task)
+
+    async def _remove_older(self, task_id: str, stored: Stored) -> None:
+        """Delete older records of a claim. Mostly there are none: a record goes with the next one.
+
+        What stayed would be a fence for its old owner.
+        """
         # Those of claims have the greatest ids of the namespace, so that the effects of a run are not listed with them.
         query = Query(thread_id=task_id, namespace=TASK_NAMESPACE, hidden="also", order="id", limit=_STRAY_MAX)
-        listed = await self._store.list_checkpoints(query)
-        stray = [other.record.key for other in listed if other.seq < stored.seq and not other.record.kind]
-        if stray:
-            await self._store.delete(task_id, keys=stray)
-        return claim
+        older: list[Key] = []
+        for other in await self._store.list_checkpoints(query):
+            if other.seq < stored.seq and not other.record.kind:
+                older.append(other.record.key)
+        if older:
+            await self._store.delete(task_id, keys=older)
 
     async def swap(self, task_id: str, task: Task, before: Stored | None) -> Stored:
         """Put a record in the place of another, or (None) where there is none; HeadMoved if that is not so."""

@@ -601,13 +601,14 @@ def apply_writes(
 def adopt(tx: Transaction, part: Part) -> int:
     """Take over a part of a family. See `Store.adopt`."""
     packed: list[tuple[Stored, Packed]] = []
+    coming: set[Key] = set()
+    names = {raw.thread_id for raw in part.threads}
     for stored in part.checkpoints:
         record = stored.record
         packed.append((stored, Packed(record, *(part.packed.get(record.key) or pack_record(record)))))
+        coming.add(record.key)
+        names.add(record.key.thread_id)
     family = tx.family(part.thread_id)
-    coming = {stored.record.key for stored in part.checkpoints}
-    names = {key.thread_id for key in coming}
-    names.update(raw.thread_id for raw in part.threads)
     # Before anything is written: a name that belongs to somebody else must not be taken over by halves.
     for name in names.union(key.thread_id for key in part.gone):
         if tx.family(name) not in (None, family):

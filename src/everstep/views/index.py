@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.errors import CheckpointNotFound
-from everstep.history.ancestry import ancestry_of
+from everstep.history.ancestry import Ancestry, ancestry_of
+from everstep.history.checkpoint_tree import Segments
 from everstep.runtime import checks
 from everstep.stores.protocol import Store, Stored
 from everstep.views.graph import Graph, needed_segments
@@ -34,6 +36,19 @@ class _Mark(NamedTuple):
     offset: int
     seq: int
     state: list[list[Any]]
+
+
+class _Walk:
+    """Where a walk from the top of a history has come to."""
+
+    def __init__(self, graph: Graph, above: tuple[Any, ...], known: Mapping[int, _Mark]) -> None:
+        self.graph = graph
+        self.above = above
+        """What was above all rows when it began: heads, how many rows, what hides some."""
+        self.known = known
+        """Places of before, by the numbers of their checkpoints."""
+        self.marks: list[_Mark] = []
+        self.offset = 0
 
 
 class Index:
@@ -89,41 +104,44 @@ class Index:
         above = (listing.heads, listing.total, await self._hiding(store))
         if self.is_complete and above == self._above:
             return
-        known = self._known(above)
-        graph = Graph(listing.threads)
+        walk = _Walk(Graph(listing.threads), above, self._known(above))
         loaded = await store.read(self._thread_id)
         if loaded is not None:
-            graph.keep(loaded.stored)
-        marks: list[_Mark] = []
-        ancestry = None
-        offset = 0
+            walk.graph.keep(loaded.stored)
+        ancestry: Ancestry | None = None
         while True:
             listed: list[Stored] = await listing.take(_BATCH)
-            if listed and ancestry is None:
-                ancestry = ancestry_of(store, listed[0].family)
-            if ancestry is not None:
-                segments = await ancestry.walk(needed_segments(listed, graph.segments))
-                for stored in listed:
-                    graph.place(stored, segments)
-                    offset += 1
-                    old = known.get(stored.seq)
-                    if old is not None and old.state == graph.state and self._fits(old, offset, above):
-                        # From here on all is as it was, only further down.
-                        self._marks = marks + self._shifted(old, offset)
-                        self._end(above)
-                        return
-                    if offset % EVERY == 0:
-                        marks.append(_Mark(offset, stored.seq, graph.state))
+            if listed:
+                ancestry = ancestry or ancestry_of(store, listed[0].family)
+                segments = await ancestry.walk(needed_segments(listed, walk.graph.segments))
+                same = self._place(listed, segments, walk)
+                if same is not None:
+                    self._end(walk.marks + self._shifted(same, walk.offset), above)
+                    return
             if not self.is_complete:
                 # Of use at once: a page may begin at a place that is known before the index is whole.
-                self._marks = marks
-                self.total = offset
+                self._marks = walk.marks
+                self.total = walk.offset
             if len(listed) < _BATCH:
-                self._marks = marks
-                self._end(above)
+                self._end(walk.marks, above)
                 return
             # Others get their turn between two batches.
             await asyncio.sleep(0)
+
+    def _place(self, listed: Sequence[Stored], segments: Segments, walk: _Walk) -> _Mark | None:
+        """Go past some checkpoints, and mark places between them.
+
+        Return the place of before, if one is met, from which on all is as it was, only further down.
+        """
+        for stored in listed:
+            walk.graph.place(stored, segments)
+            walk.offset += 1
+            old = walk.known.get(stored.seq)
+            if old is not None and old.state == walk.graph.state and self._fits(old, walk.offset, walk.above):
+                return old
+            if walk.offset % EVERY == 0:
+                walk.marks.append(_Mark(walk.offset, stored.seq, walk.graph.state))
+        return None
 
     async def _hiding(self, store: Store) -> tuple[int, ...]:
         """Return the operations that hide something: as many rows, under the same heads, may yet be others."""
@@ -151,7 +169,8 @@ class Index:
         """Whether as many rows are new above a place as there are more in all: then nothing changed below it."""
         return self._above is not None and offset - old.offset == above[1] - self._above[1]
 
-    def _end(self, above: tuple[Any, ...]) -> None:
+    def _end(self, marks: list[_Mark], above: tuple[Any, ...]) -> None:
+        self._marks = marks
         self._above = above
         self.total = above[1]
         self.is_complete = True

@@ -284,14 +284,7 @@ class Inspection:
     # -- lines
 
     def _lines_of_threads(self) -> Iterator[Problem]:
-        for key, row, _ in self._rows(LINE_NAMES):
-            if not _is_name(row):
-                continue
-            owner = self._named(row[0].encode())
-            if owner is not None:
-                line = keys.last_number(key)
-                self._lines[line] = row[0], row[1]
-                self._owners[line] = owner
+        self._read_line_names()
         rows: dict[int, LineRow] = {}
         for key, row, why in list(self._rows(LINES)):
             thread = self._threads.get(keys.number_at(key, 1))
@@ -311,6 +304,17 @@ class Inspection:
         for key, _ in self._values(LINE_NAMES):
             if keys.last_number(key) not in self._lines:
                 yield Problem(finding_about("index", "the name of a namespace that is not there", None), [(key, None)])
+
+    def _read_line_names(self) -> None:
+        """Note the namespaces that have a name, and the threads that they are of."""
+        for key, row, _ in self._rows(LINE_NAMES):
+            if not _is_name(row):
+                continue
+            owner = self._named(row[0].encode())
+            if owner is not None:
+                line = keys.last_number(key)
+                self._lines[line] = row[0], row[1]
+                self._owners[line] = owner
 
     def _line_name(self, line: LineRow) -> Iterator[Problem]:
         """Look whether a namespace is found by its number."""

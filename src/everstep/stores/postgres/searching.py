@@ -87,32 +87,38 @@ class Searching(ReadingThreads):
             return
         # An index on labels gives all rows that have them before the first can be looked at. Where many threads have
         # them a page is full before that: then those that were active last are looked at first.
-        may_be_narrow = labels(search.filter, search.tags) is not None
         size = search.limit
-        expected = self._expected_looks(search) if may_be_narrow else None
-        if expected is not None:
-            size = min(max(size, expected), OUTLINES)
-        elif may_be_narrow:
-            may_be_narrow = False
-            if self._is_narrow(search, _LABELLED, _NARROW_LABELS):
+        is_labelled = labels(search.filter, search.tags) is not None
+        if is_labelled:
+            expected = self._expected_looks(search)
+            if expected is not None:
+                size = min(max(size, expected), OUTLINES)
+            elif self._is_narrow(search, _LABELLED, _NARROW_LABELS):
                 yield _Source(_LABELLED.select)
                 return
+            else:
+                is_labelled = False
+        for moments in self._moments(search, size):
+            yield moments
+            # Once: what was active last was not enough.
+            if is_labelled and self._is_narrow(search, _LABELLED, _NARROW_LABELS):
+                yield _Source(_LABELLED.select, None, moments.first)
+                return
+            is_labelled = False
+        if search.since is None and search.after is None:
+            # Threads that were never active: only those who look for losses want them.
+            yield _Source(None, None, _NEVER)
+
+    def _moments(self, search: Search, size: int) -> Iterator[_Source]:
+        """Yield stretches of time, the last one first: each has so many threads that were active then, and more."""
         before = search.after.active + 1 if search.after is not None else None
         while search.since is None or before is None or before > search.since:
             first = self._one(_FIRST_MOMENT, {"before": before, "size": size})[0]
             if first is None:
-                break
+                return
             yield _Source(_OF_MOMENTS, first, before)
             before = first
-            if may_be_narrow:
-                may_be_narrow = False
-                if self._is_narrow(search, _LABELLED, _NARROW_LABELS):
-                    yield _Source(_LABELLED.select, None, before)
-                    return
             size = min(size * GROWTH, OUTLINES)
-        if search.since is None and search.after is None:
-            # Threads that were never active: only those who look for losses want them.
-            yield _Source(None, None, _NEVER)
 
     def _expected_looks(self, search: Search) -> int | None:
         """Return at how many threads to look for a page of those that have some labels, by what the server guesses.
