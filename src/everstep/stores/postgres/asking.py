@@ -20,6 +20,8 @@ TABLES = (
     "unswept", "item", "readable", "told", "overview", "load", "whole",
 )  # fmt: skip
 Values = Sequence[Any] | Mapping[str, Any]
+_CHOICES = re.compile(r"\b(WHERE|JOIN|ORDER|GROUP|LIMIT|UPDATE|DELETE|count)\b")
+"""Words of statements that can be done in more than one way."""
 
 
 class Tables:
@@ -39,6 +41,17 @@ class Tables:
         place = (schema,) if schema is not None else ()
         self._names = {name: sql.Identifier(*place, prefix + name).as_string(None) for name in TABLES}
         self._texts: dict[str, str] = {}
+        self._prepared: dict[str, bool | None] = {}
+
+    def prepares(self, text: str) -> bool | None:
+        """Return False for a statement that must not be prepared, None for one that is when it is used often.
+
+        The plan of one that is prepared is kept, however much the tables grow. So there must be one way to do it only:
+        a new row, or the call of a function.
+        """
+        if text not in self._prepared:
+            self._prepared[text] = False if _CHOICES.search(text) else None
+        return self._prepared[text]
 
     def __call__(self, text: str) -> str:
         # Remembered: to fill in thirty names takes longer than many a statement.
@@ -84,7 +97,7 @@ class Asking:
         """Run a statement, after those that were not sent yet, in one round trip."""
         # Nothing waits, so that a pipeline would only cost time.
         if not self._unsent:
-            return self.connection.execute(self._tables(text), values, binary=True)
+            return self._execute(text, values, is_asked=True)
         return self._ask_together([(text, values)])[0]
 
     def _ask_together(self, asked: Sequence[tuple[str, Values]]) -> list[Cursor[Any]]:
@@ -94,8 +107,11 @@ class Asking:
         self._unsent = []
         with self.connection.in_one_go():
             for text, values in unsent:
-                self.connection.execute(self._tables(text), values)
-            return [self.connection.execute(self._tables(text), values, binary=True) for text, values in asked]
+                self._execute(text, values, is_asked=False)
+            return [self._execute(text, values, is_asked=True) for text, values in asked]
+
+    def _execute(self, text: str, values: Values, *, is_asked: bool) -> Cursor[Any]:
+        return self.connection.execute(self._tables(text), values, prepare=self._tables.prepares(text), binary=is_asked)
 
     def _all(self, text: str, values: Values = ()) -> list[Any]:
         return self._ask(text, values).fetchall()
