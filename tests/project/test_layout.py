@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple
 
 import pytest
+
+import everstep
 
 SOURCE = Path(__file__).parents[2] / "src/everstep"
 
@@ -95,6 +100,39 @@ def test_every_file_of_a_store_is_on_the_page() -> None:
     files = [path.relative_to(SOURCE).as_posix() for path in (SOURCE / "stores").rglob("*.py")]
     missing = [file for file in files if not file.endswith("__init__.py") and f"`{file}`" not in page]
     assert missing == []
+
+
+def test_the_way_of_an_append_is_as_the_page_draws_it(tmp_path: Path) -> None:
+    page = (SOURCE.parents[1] / "docs/architecture.md").read_text()
+    drawn = re.findall(r"^\| \d+ \| `([\w/.]+)` \| `(\w+)` \|", page, re.MULTILINE)
+    with everstep.open(tmp_path / "a.db").sync as engine:
+        for text in ("one", "two"):  # from the second on a head is remembered
+            engine.append("t", [{"role": "user", "content": text}])
+        way: list[tuple[str, str]] = []
+
+        def look(frame: FrameType, event: str, called: Any) -> None:
+            is_insert = frame.f_code.co_name == "_insert" and event == "c_call" and called.__name__ == "execute"
+            if is_insert and not way:
+                way.extend(_frames_above(frame))
+
+        sys.setprofile(look)
+        try:
+            engine.append("t", [{"role": "user", "content": "three"}])
+        finally:
+            sys.setprofile(None)
+    assert way == drawn
+    assert f"These {len(way)} frames" in page
+
+
+def _frames_above(frame: FrameType | None) -> list[tuple[str, str]]:
+    """Return the file and the function of each frame that is ours, the outermost first."""
+    found: list[tuple[str, str]] = []
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(SOURCE):
+            found.append((file.relative_to(SOURCE).as_posix(), frame.f_code.co_name))
+        frame = frame.f_back
+    return found[::-1]
 
 
 def imports() -> Iterator[Import]:
