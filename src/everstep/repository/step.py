@@ -161,9 +161,9 @@ def _plain_text(content: Any) -> str:
     """Return the text of content that comes in blocks."""
     if not isinstance(content, (list, tuple)):
         return "" if content is None else checks.shown(content)
-    texts = (
-        block if isinstance(block, str) else block.get("text", "")
-        for block in content
-        if isinstance(block, (str, dict))
-    )
-    return " ".join(text for text in texts if isinstance(text, str) and text)
+    texts: list[str] = []
+    for block in content:
+        text = block.get("text") if isinstance(block, dict) else block
+        if isinstance(text, str) and text:
+            texts.append(text)
+    return " ".join(texts)

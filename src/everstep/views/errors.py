@@ -6,6 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from everstep import errors
+from everstep.reports import Conflict
 from everstep.types import MISSING
 from everstep.views.json_values import to_json
 from everstep.views.texts import plain_text
@@ -54,19 +55,20 @@ def answer(error: BaseException) -> Answer:
     return next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
 
 
+def _conflict_as_json(conflict: Conflict) -> dict[str, Any]:
+    return {
+        "path": conflict.path,
+        "base": shown_or_missing(conflict.base),
+        "ours": shown_or_missing(conflict.ours),
+        "theirs": shown_or_missing(conflict.theirs),
+    }
+
+
 def as_json(error: BaseException) -> dict[str, Any]:
     """Return `{"error": {"code", "message", "hint"}}`; of a merge also the conflicts."""
     told: dict[str, Any] = {"code": code(error), "message": _message(error), "hint": hint(error)}
     if isinstance(error, errors.MergeConflict):
-        told["conflicts"] = [
-            {
-                "path": conflict.path,
-                "base": shown_or_missing(conflict.base),
-                "ours": shown_or_missing(conflict.ours),
-                "theirs": shown_or_missing(conflict.theirs),
-            }
-            for conflict in error.conflicts
-        ]
+        told["conflicts"] = list(map(_conflict_as_json, error.conflicts))
     if isinstance(error, errors.AmbiguousCheckpoint):
         told["candidates"] = error.candidates
     if isinstance(error, errors.CheckpointNotFound):

@@ -41,29 +41,27 @@ async def bars(engine: CheckpointEngine, thread_id: str, *, limit: int = 200, br
 
 def axis_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return rows, newest first, as bars on an axis. Rows with a time that nobody can read are left out."""
-    timed = [(row, span) for row in rows if (span := _span_of(row)) is not None]
+    timed: list[tuple[Mapping[str, Any], _Span]] = []
+    for row in rows:
+        span = _span_of(row)
+        if span is not None:
+            timed.append((row, span))
     timed.sort(key=lambda pair: (pair[1].start, pair[1].end))
     axis = _Axis([span for _, span in timed])
-    return {
-        "shown_ms": axis.length,
-        "cuts": axis.cuts,
-        "bars": [
-            {
-                "id": row["id"],
-                "ref": row["ref"],
-                "thread_id": row["thread_id"],
-                "step": row["step"],
-                "kind": row["kind"],
-                "title": row["title"],
-                "lane": row["lane"],
-                "created_at": row["created_at"],
-                "duration_ms": row["duration_ms"],
-                "left": axis.place(span.start),
-                "width": max(0.0, axis.place(span.end) - axis.place(span.start)),
-            }
-            for row, span in timed
-        ],
-    }
+    bars = [_bar(row, axis.place(span.start), axis.place(span.end)) for row, span in timed]
+    return {"shown_ms": axis.length, "cuts": axis.cuts, "bars": bars}
+
+
+_OF_ROW = ("id", "ref", "thread_id", "step", "kind", "title", "lane", "created_at", "duration_ms")
+"""What a bar has of its row."""
+
+
+def _bar(row: Mapping[str, Any], left: float, right: float) -> dict[str, Any]:
+    """Return a row as a bar between two places of the axis."""
+    bar = {name: row[name] for name in _OF_ROW}
+    bar["left"] = left
+    bar["width"] = max(0.0, right - left)
+    return bar
 
 
 def _span_of(row: Mapping[str, Any]) -> _Span | None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointNotFound
-from everstep.stores.postgres.forms import labels, packed_id, unpacked_id
+from everstep.stores.postgres.forms import encoded_columns, labels, packed_id, unpacked_id
 from everstep.stores.postgres.removing import Removing
 from everstep.stores.protocol import (
     SHARED_STATES_MAX,
@@ -308,7 +308,7 @@ class Adopting(Removing):
                UPDATE {lines} l SET unreferenced = l.unreferenced + g.added, stored = l.stored - g.count
                FROM (SELECT family, line, sum(added)::bigint AS added, count(*) FROM gone GROUP BY family, line) g
                WHERE l.family = g.family AND l.id = g.line""",
-            tuple([part.encode() for part in column] for column in zip(*keys, strict=True)),
+            encoded_columns(keys),
         )
 
     def keep(self, family: str, checkpoints: Sequence[tuple[Stored, Packed]]) -> None:
@@ -389,7 +389,7 @@ class Adopting(Removing):
                    RETURNING l.thread, l.namespace, l.id
                )
                SELECT w.name, w.namespace, m.id FROM wanted w JOIN made m USING (thread, namespace)""",
-            tuple([name.encode() for name in column] for column in zip(*sorted(places), strict=True)),
+            encoded_columns(sorted(places)),
         )
         return {(name.decode(), namespace.decode()): line for name, namespace, line in rows}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted
@@ -14,6 +14,7 @@ from everstep.stores.protocol import (
     Loaded,
     Object,
     Stored,
+    Write,
 )
 from everstep.stores.records import (
     pack_id,
@@ -66,16 +67,18 @@ def labels(metadata: Mapping[str, Any], tags: Collection[str] = ()) -> list[int]
 
     LangGraph's step would fill the index, being another one each time; its parents are empty almost everywhere.
     """
-    packed = [
-        codec.pack([key, value], "metadata")
-        for key, value in metadata.items()
-        if key != "step" and (type(value) is not dict or value)
-    ]
-    packed += [b"tag\0" + tag.encode() for tag in kept_tags(tags)]
-    if not packed:
-        return None
-    # Eight bytes of a hash: an index of numbers is small, and a false match is looked at again.
-    return [int.from_bytes(hashlib.sha256(entry).digest()[:8], "big", signed=True) for entry in packed]
+    found: list[int] = []
+    for key, value in metadata.items():
+        if key != "step" and (type(value) is not dict or value):
+            found.append(_label(codec.pack([key, value], "metadata")))
+    for tag in kept_tags(tags):
+        found.append(_label(b"tag\0" + tag.encode()))
+    return found or None
+
+
+def _label(entry: bytes) -> int:
+    """Return eight bytes of a hash: an index of numbers is small, and a false match is looked at again."""
+    return int.from_bytes(hashlib.sha256(entry).digest()[:8], "big", signed=True)
 
 
 def to_hidden(row: Sequence[Any]) -> Hidden:
@@ -167,6 +170,11 @@ def damaged(what: str, thread_id: str) -> CheckpointCorrupted:
     return CheckpointCorrupted(f"rows of the thread are lost or do not agree: {what}", thread_id=thread_id)
 
 
+def encoded_columns(rows: Iterable[Sequence[str]]) -> tuple[list[bytes], ...]:
+    """Return the columns of rows of texts, as `unnest` takes them."""
+    return tuple([text.encode() for text in column] for column in zip(*rows, strict=True))
+
+
 def name_bytes(thread_id: str, namespace: str) -> tuple[bytes, bytes]:
     """Return names as they are stored: text columns cannot hold NUL."""
     return thread_id.encode(), namespace.encode()
@@ -199,12 +207,13 @@ def to_loaded(thread_id: str, namespace: str, rows: Sequence[Any]) -> tuple[Load
     _, _, generation, seq, step, segment, added, family, line, flags, name, info, children, root = rows[0]
     row = seq, name, step, segment, bool(flags & 1), added, info, children, root, bool(flags & 2)
     stored = to_stored(thread_id, namespace, family, row)
-    found = [Object(*other[10:13]) for other in rows if other[0] == 1]
-    attached = [
-        unpack_write(name.decode(), other[2], unpacked_id(other[10]), other[3], *other[11:13])
-        for other in rows
-        if other[0] == 2
-    ]
+    found: list[Object] = []
+    attached: list[Write] = []
+    for other in rows:
+        if other[0] == 1:
+            found.append(Object(*other[10:13]))
+        elif other[0] == 2:
+            attached.append(unpack_write(name.decode(), other[2], unpacked_id(other[10]), other[3], *other[11:13]))
     attached.sort(key=lambda write: (write.task_path, write.task_id, write.idx))
     return Loaded(stored, generation, found, attached), None if flags & 4 else Known(line, stored)
 

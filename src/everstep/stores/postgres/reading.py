@@ -24,6 +24,7 @@ from everstep.stores.postgres.forms import (
     check_answer,
     damaged,
     deletion_mark,
+    encoded_columns,
     is_unknown,
     key_of,
     labels,
@@ -139,7 +140,7 @@ class Reading(Asking):
     def load_many(self, keys: Sequence[Key], writes: bool) -> list[Loaded]:
         """Read checkpoints and their writes in one statement."""
         asked = list(dict.fromkeys(keys))
-        threads, namespaces, names = ([name.encode() for name in part] for part in zip(*asked, strict=True))
+        threads, namespaces, names = encoded_columns(asked)
         parts = [_LOAD_CHECKPOINT]
         if writes:
             parts.append(_LOAD_WRITES)

@@ -231,11 +231,10 @@ class ReadingThreads(Listing):
                FROM threads t JOIN families f ON f.id = t.family WHERE t.id > ? ORDER BY t.id LIMIT ?""",
             (position, _OUTLINES),
         ).fetchall()
-        found = [
-            Outline(name, str(family), most, bool(has_log), bool(is_swept))
-            for _, name, family, most, has_log, is_swept in rows
-            if most
-        ]
+        found: list[Outline] = []
+        for _, name, family, most, has_log, is_swept in rows:
+            if most:
+                found.append(Outline(name, str(family), most, bool(has_log), bool(is_swept)))
         return found, rows[-1][0] if len(rows) == _OUTLINES else None
 
     def operations(self, thread_id: str, limit: int) -> list[Operation]:
