@@ -744,21 +744,27 @@ class Reader:
 
     def _join_group(self, key: bytes, level: int, out: list[bytes], items: _JoinItems | None) -> None:
         left = self._left
-        group = self._object(key)
-        if level == 0:
-            self._emit(out, group.take(len(group.body)))
+        children, body = content_of(key, self._objects)
+        if level == 0 and not children:
+            self._emit(out, body)
+        elif level == 1 and items is not None and body == _GROUPS_OF_REFS.get(len(children)):
+            self._items(hashes(children), out)
         else:
-            kind = group.byte()
-            if level == 1 and kind == GROUP and items is not None:
-                items(group, out)
-            elif kind == NODES:
-                for child in group.refs(len(group.children) // HASH_BYTES):
-                    self._finished(child, level - 1, out, items)
-            else:
-                raise CheckpointCorrupted("a stored list is out of shape")
-        group.finish()
+            self._join_other_group(_Cursor(children, body), level, out, items)
         if self._left == left:  # no writer makes a group of nothing
             raise CheckpointCorrupted("a stored list has an empty group")
+
+    def _join_other_group(self, group: _Cursor, level: int, out: list[bytes], items: _JoinItems | None) -> None:
+        """Join a group of groups, or one in which some items stand themselves."""
+        kind = group.byte() if level else None
+        if level == 1 and kind == GROUP and items is not None:
+            items(group, out)
+        elif kind == NODES:
+            for child in group.refs(len(group.children) // HASH_BYTES):
+                self._finished(child, level - 1, out, items)
+        else:
+            raise CheckpointCorrupted("a stored list is out of shape")
+        group.finish()
 
     def _group(self, cursor: _Cursor, out: list[bytes]) -> None:
         while run := cursor.number():
@@ -1387,5 +1393,7 @@ def _read_list(node: Node) -> tuple[int, int, list[list[Node]], list[list[int]]]
     return count, size, tails, [[_cut(part, level) for part in tail] for level, tail in enumerate(tails)]
 
 
+_GROUPS_OF_REFS = {count * HASH_BYTES: bytes((GROUP, 2 * count, 0)) for count in range(1, _GROUP_MAX + 1)}
+"""The bodies of groups all items of which are objects, by the size of their children."""
 EMPTY_LIST = Node(b"", bytes((LIST, 0, 1, 1, 0)), 1, (([], []),))
 EMPTY_MAP = Node(b"", bytes((PACKED, 1)) + codec.map_header(0), 1)
