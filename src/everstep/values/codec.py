@@ -142,11 +142,6 @@ def is_text(packed: bytes) -> bool:
     return 0xA0 <= packed[0] < 0xC0 or packed[0] in b"\xd9\xda\xdb"
 
 
-def is_bytes(packed: bytes) -> bool:
-    """Whether these are the bytes of a bytes value."""
-    return packed[0] in b"\xc4\xc5\xc6"
-
-
 def is_list(packed: bytes) -> bool:
     """Whether these are the bytes of a list."""
     return 0x90 <= packed[0] < 0xA0 or packed[0] in b"\xdc\xdd"
@@ -261,24 +256,6 @@ def _opened_one_level(packed: bytes) -> Any:
     if end != b"\xe5everstep.end":
         raise CheckpointCorrupted("a stored value has bytes behind its end")
     return value
-
-
-def length(packed: bytes) -> int:
-    """Return how many items a packed list has."""
-    if not is_list(packed):
-        raise CheckpointCorrupted("a stored list is out of shape")
-    return _token(packed, 0)[1]
-
-
-def text_size(packed: bytes) -> int:
-    """Return how long a packed string or bytes value is, by what it says itself."""
-    return _token(packed, 0)[0]
-
-
-def payload(packed: bytes) -> bytes:
-    """Return the bytes inside a packed string or bytes value."""
-    first = packed[0]
-    return packed[1 if 0xA0 <= first < 0xC0 else 1 + _LENGTHS[first][0] :]
 
 
 def _ext_span(packed: bytes, at: int) -> tuple[int, int]:
@@ -468,14 +445,14 @@ class Codec:
         bulk = bulk or _bulk(value, level)
         if bulk is None:
             return None
-        if bulk.packed is None:
-            return (MAP, self._packed_content(bulk.items, level + 1)) if bulk.tag == MAP else None
-        content = bulk.packed[bulk.start :]
-        if not _may_hold_mistaken(content) or not bulk.holds(bulk.columns, MISTAKEN):
+        content = bulk.content()
+        if content is not None:
             return bulk.tag, content
         if bulk.tag == ROWS:
             return None
-        raise TypeError("what the packer mistakes for something else needs the careful way")
+        if bulk.packed is not None:
+            raise TypeError("what the packer mistakes for something else needs the careful way")
+        return MAP, self._packed_content(bulk.items, level + 1)
 
     def _own_items(self, items: list[Any], depth: int, level: int) -> list[Any]:
         if _own_kinds(items).isdisjoint(CONTAINERS):
@@ -557,7 +534,7 @@ class Codec:
         if kind is list:
             own = value.copy()
             is_rows = set(map(type, own)) == {tuple} and len(above) < DEPTH_MAX
-            rows = _rows(own) if is_rows else None
+            rows = _bulk_of(ROWS, own, own, _ROWS_DEPTH, TUPLES_AS_LISTS).content() if is_rows else None
             if rows is not None:
                 return ormsgpack.Ext(ROWS, rows)
             return [self._lower(item, f"{path}[{n}]", above) for n, item in enumerate(own)]
@@ -635,6 +612,13 @@ class _Bulk(NamedTuple):
         """Whether there is something of these types in some of the items."""
         return part_types.rows_hold(some, kinds) if self.tag == ROWS else part_types.holds(some, kinds)
 
+    def content(self) -> bytes | None:
+        """Return what it is packed to; None if it is not all plain, or holds what the packer mistakes."""
+        if self.packed is None:
+            return None
+        content = self.packed[self.start :]
+        return None if _may_hold_mistaken(content) and self.holds(self.columns, MISTAKEN) else content
+
 
 def _bulk(value: Any, level: int) -> _Bulk | None:
     """Return a list of tuples, or a mapping with other keys, in `level` tagged containers; None for anything else."""
@@ -670,15 +654,6 @@ def _searched_bulk(bulk: _Bulk, packed: bytes, before: Version | None) -> LongVa
         return value
     header_bytes = len(header) + len(array_header(len(bulk.items)))
     return searched(value, Listed(bulk.items, header_bytes, bulk.options, bulk.holds), bulk.columns, before)
-
-
-def _rows(rows: list[Any]) -> bytes | None:
-    """Return tuples of plain values, packed as lists; None if there is something else in them."""
-    bulk = _bulk_of(ROWS, rows, rows, _ROWS_DEPTH, TUPLES_AS_LISTS)
-    if bulk.packed is None:
-        return None
-    packed = bulk.packed[bulk.start :]
-    return None if _may_hold_mistaken(packed) and bulk.holds(rows, MISTAKEN) else packed
 
 
 def _is_sortable(members: list[Any]) -> bool:

@@ -53,16 +53,23 @@ def register(
     if to_state is None or from_state is None:
         to_state, from_state = known_ways(cls)
     name = name if name is not None else f"{cls.__module__}.{cls.__qualname__}"
-    if not isinstance(name, str) or not name:
-        raise InvalidInput("a registered name is a non-empty string")
-    taken = _by_name.get(name)
-    # A reloaded module brings a new class of the same origin; anything else is a clash.
-    reloaded = taken is not None and origin(taken.cls) == origin(cls) and "<locals>" not in cls.__qualname__
-    if taken is not None and taken.cls is not cls and not reloaded:
-        raise InvalidInput(f"the name {name!r} is registered for {origin(taken.cls)}; pass another name=")
+    _check_name(name, cls)
     entry = Registered(cls, name, to_state, from_state)
     _by_type[cls] = _by_name[name] = entry
     return cls
+
+
+def _check_name(name: object, cls: type) -> None:
+    """Refuse a name that is none, or that another class has."""
+    if not isinstance(name, str) or not name:
+        raise InvalidInput("a registered name is a non-empty string")
+    taken = _by_name.get(name)
+    if taken is None or taken.cls is cls:
+        return
+    # A reloaded module brings a new class of the same origin; anything else is a clash.
+    is_reloaded = origin(taken.cls) == origin(cls) and "<locals>" not in cls.__qualname__
+    if not is_reloaded:
+        raise InvalidInput(f"the name {name!r} is registered for {origin(taken.cls)}; pass another name=")
 
 
 def for_type(cls: type) -> Registered | None:

@@ -859,13 +859,7 @@ def repeats(
     tally = _Tally(content, most, scale)
     tally.count(roots, _notes_of(children, body, scale, is_object=False), 1)
     for key in reversed(below):  # whoever refers to it comes first
-        found = content(key)
-        times = tally.times.get(key, 0)
-        if found is None or times == 0 or (times == 1 and not below[key]):
-            continue
-        notes = _notes_of(*found, scale, is_object=True)
-        tally.cost += (times - 1) * notes.weight
-        tally.count(below[key], notes, times)
+        tally.add_object(key, below[key])
         if tally.cost > most:
             return tally.cost
     for note, times in tally.in_pieces.items():
@@ -919,6 +913,16 @@ class _Tally:
         for child in children[at:]:
             times_of[child] = times_of.get(child, 0) + times
 
+    def add_object(self, key: bytes, children: Sequence[bytes]) -> None:
+        """Add what an object costs by itself beyond building it once, and count what it refers to."""
+        found = self._content(key)
+        times = self.times.get(key, 0)
+        if found is None or times == 0 or (times == 1 and not children):
+            return
+        notes = _notes_of(*found, self._scale, is_object=True)
+        self.cost += (times - 1) * notes.weight
+        self.count(children, notes, times)
+
     def add_in_pieces(self, note: _PiecesNote, times: int) -> None:
         """Add what a value in pieces costs that occurs so often, beyond building each piece once."""
         new_bytes = HEAD_BYTES + sum([self._new_bytes(key, note.height - 1) for key in hashes(note.keys)])
@@ -970,7 +974,6 @@ def _opened_all(roots: Sequence[bytes], content: Callable[[bytes], Content | Non
     """Return every object at or below these with those it refers to; these come before it."""
     done: dict[bytes, list[bytes]] = {}
     opened: dict[bytes, list[bytes]] = {}
-    nothing: list[bytes] = []
     pending = list(roots)
     while pending:
         key = pending[-1]
@@ -979,17 +982,8 @@ def _opened_all(roots: Sequence[bytes], content: Callable[[bytes], Content | Non
             continue
         if key not in opened:
             found = content(key)
-            keys = hashes(found[0]) if found is not None else nothing
-            opened[key] = keys
-            above = []
-            for child in dict.fromkeys(keys):  # many may be the same
-                if child in done:
-                    continue
-                inner = content(child)
-                if inner is None or not inner[0]:  # most are: they need no turn of their own
-                    done[child] = nothing
-                else:
-                    above.append(child)
+            opened[key] = hashes(found[0]) if found is not None else []
+            above = _with_children(opened[key], content, done)
             if above:
                 if not opened.keys().isdisjoint(above):
                     raise CheckpointCorrupted("a stored object holds itself")
@@ -998,6 +992,22 @@ def _opened_all(roots: Sequence[bytes], content: Callable[[bytes], Content | Non
         pending.pop()
         done[key] = opened.pop(key)
     return done
+
+
+def _with_children(
+    keys: Sequence[bytes], content: Callable[[bytes], Content | None], done: dict[bytes, list[bytes]]
+) -> list[bytes]:
+    """Return those of these objects that refer to others. What refers to nothing, as most, is done with this."""
+    found = list[bytes]()
+    for key in dict.fromkeys(keys):  # many may be the same
+        if key in done:
+            continue
+        inner = content(key)
+        if inner is None or not inner[0]:
+            done[key] = []
+        else:
+            found.append(key)
+    return found
 
 
 def refuse_repeats(cost: int, limit: int) -> None:
@@ -1187,36 +1197,48 @@ def _skip(cursor: _Cursor, notes: _Notes | None = None) -> None:
     elif op in (REF, WHOLE):
         cursor.refs(1)
     elif op == LIST:
-        cursor.number()
-        cursor.number()
-        if notes is not None:
-            notes.weight += costs.LIST
-        height = cursor.number()
-        if height > _LEVELS_MAX:
-            raise CheckpointCorrupted("a stored list has an impossible height")
-        for _ in range(height - 1):
-            cursor.refs(cursor.number())
-        _skip_items(cursor, notes)
+        _skip_list(cursor, notes)
     elif op == MAP:
-        count = cursor.number()
-        _ = cursor.number()
-        if notes is not None:
-            notes.weight += costs.MAPPING + costs.PAIR * min(count, len(cursor.body))
-        for _ in range(cursor.number()):
-            cursor.number()
-            cursor.take(cursor.number())
-            _skip(cursor, notes)
-        _skip(cursor, notes)
+        _skip_mapping(cursor, notes)
     elif op == PIECES:
-        size, height, count = _pieces_numbers(cursor)
-        head = _Cursor.take(cursor, HEAD_BYTES)
-        child = cursor.child
-        cursor.refs(count)
-        if notes is not None:
-            keys = cursor.children[child : cursor.child]
-            notes.in_pieces.append(_PiecesNote(keys, height, size, head, child // HASH_BYTES))
+        _skip_pieces(cursor, notes)
     else:
         raise CheckpointCorrupted(f"a stored node is of the unknown kind {op}")
+
+
+def _skip_list(cursor: _Cursor, notes: _Notes | None) -> None:
+    cursor.number()
+    cursor.number()
+    if notes is not None:
+        notes.weight += costs.LIST
+    height = cursor.number()
+    if height > _LEVELS_MAX:
+        raise CheckpointCorrupted("a stored list has an impossible height")
+    for _ in range(height - 1):
+        cursor.refs(cursor.number())
+    _skip_items(cursor, notes)
+
+
+def _skip_mapping(cursor: _Cursor, notes: _Notes | None) -> None:
+    count = cursor.number()
+    cursor.number()
+    if notes is not None:
+        notes.weight += costs.MAPPING + costs.PAIR * min(count, len(cursor.body))
+    for _ in range(cursor.number()):
+        cursor.number()
+        cursor.take(cursor.number())
+        _skip(cursor, notes)
+    _skip(cursor, notes)
+
+
+def _skip_pieces(cursor: _Cursor, notes: _Notes | None) -> None:
+    size, height, count = _pieces_numbers(cursor)
+    head = _Cursor.take(cursor, HEAD_BYTES)
+    child = cursor.child
+    cursor.refs(count)
+    if notes is not None:
+        keys = cursor.children[child : cursor.child]
+        notes.in_pieces.append(_PiecesNote(keys, height, size, head, child // HASH_BYTES))
 
 
 def _skip_items(cursor: _Cursor, notes: _Notes | None) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Collection, Generator, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -281,14 +280,10 @@ class Walker:
         lists = [base, *others]
         while True:
             matches = [match(lists[0].parts, other.parts) for other in lists[1:]]
-            shared = [place for place in range(len(lists[0].parts)) if all(place in found for found in matches)]
-            kept = [set(shared), *({found[place] for place in shared} for found in matches)]
-            loose = [
-                part
-                for list_, keep in zip(lists, kept, strict=True)
-                for place, part in enumerate(list_.parts)
-                if part.level and place not in keep
-            ]
+            kept = _matched_everywhere(len(lists[0].parts), matches)
+            loose = list[Part]()
+            for list_, keep in zip(lists, kept, strict=True):
+                loose += _loose_groups(list_.parts, keep)
             if not loose:
                 return lists, matches
             # The highest level only: the groups inside may be just those that seem unmatched on the other side.
@@ -305,18 +300,7 @@ class Walker:
         inner = [place for place in places if groups and groups[0] < place < groups[-1]]
         asked = [place for place in groups if inner and place < max(inner)]  # else it is enough to count from one end
         counts = yield from together([self._length(found.parts[place]) for place in asked])
-        lengths = dict(zip(asked, counts, strict=True))
-        indexes: dict[int, int] = {}
-        at = 0
-        for place, part in enumerate(found.parts):
-            if part.level and place not in lengths:
-                break
-            indexes[place] = at
-            at += lengths.get(place, 1)
-        for back, part in enumerate(reversed(found.parts), 1):
-            if part.level:
-                break
-            indexes[len(found.parts) - back] = found.length - back
+        indexes = _indexes(found, dict(zip(asked, counts, strict=True)))
         return {place: indexes[place] for place in places}
 
     def _length(self, part: Part) -> Need[int]:
@@ -399,6 +383,35 @@ class Walker:
         packed = yield from self.packed([node for node in nodes if node is not None])
         found = iter(packed)
         return [absent if node is None else self._codec.unpack(next(found)) for node in nodes]
+
+
+def _matched_everywhere(count: int, matches: Sequence[Mapping[int, int]]) -> list[set[int]]:
+    """Return which of the first `count` places are matched in all others; and for each of these, where."""
+    shared = set(range(count))
+    for found in matches:
+        shared &= found.keys()
+    return [shared, *[set(map(found.__getitem__, shared)) for found in matches]]
+
+
+def _loose_groups(parts: Sequence[Part], kept: Collection[int]) -> list[Part]:
+    """Return the groups among these parts but for those at the places that are kept."""
+    return [part for place, part in enumerate(parts) if part.level and place not in kept]
+
+
+def _indexes(found: Items, lengths: Mapping[int, int]) -> dict[int, int]:
+    """Return the index in the list of what stands at each place, counted from both ends as far as lengths are known."""
+    indexes: dict[int, int] = {}
+    at = 0
+    for place, part in enumerate(found.parts):
+        if part.level and place not in lengths:
+            break
+        indexes[place] = at
+        at += lengths.get(place, 1)
+    for back, part in enumerate(reversed(found.parts), 1):
+        if part.level:
+            break
+        indexes[len(found.parts) - back] = found.length - back
+    return indexes
 
 
 def read_values(root: Root) -> Need[list[Any]]:
@@ -486,17 +499,28 @@ def _trimmed(left: list[int], right: list[int], x: range, y: range, found: dict[
 
 def _anchors(left: list[int], right: list[int], x: range, y: range) -> list[tuple[int, int]]:
     """Return pairs of places with equal parts, rising on both sides: of unique parts, or of any in a small stretch."""
-    here = Counter(left[place] for place in x)
-    there = Counter(right[place] for place in y)
-    place_of = {right[place]: place for place in y}
-    unique = [
-        (place, place_of[left[place]]) for place in x if here[left[place]] == 1 and there.get(left[place], 0) == 1
-    ]
+    here = _places(left, x)
+    there = _places(right, y)
+    unique = list[int]()
+    opposite = list[int]()
+    for part, places in here.items():
+        others = there.get(part, ())
+        if len(places) == 1 and len(others) == 1:
+            unique.append(places[0])
+            opposite.append(others[0])
     if unique:
-        return [unique[place] for place in rising([there for _, there in unique])]
+        return [(unique[place], opposite[place]) for place in rising(opposite)]
     if len(x) * len(y) <= _LCS_CELLS_MAX and not here.keys().isdisjoint(there):
         return _common(left, right, x, y)
     return []
+
+
+def _places(parts: list[int], stretch: range) -> dict[int, list[int]]:
+    """Return where each part of a stretch stands, in the order of coming."""
+    found: dict[int, list[int]] = {}
+    for place in stretch:
+        found.setdefault(parts[place], []).append(place)
+    return found
 
 
 def rising(numbers: Sequence[int]) -> list[int]:
