@@ -29,6 +29,8 @@ T = TypeVar("T")
 _shared: weakref.WeakValueDictionary[tuple[Path, str], Database] = weakref.WeakValueDictionary()
 _shared_lock = threading.Lock()
 
+_INSPECT_CACHE_KIB = 16 << 10
+
 
 class Handle:
     """A user's hold on a database; opens it on first use."""
@@ -72,6 +74,8 @@ class Handle:
         with translated(self.path), closing(connect(self.path, int(self.busy_seconds * 1000))) as connection:
             connection.pragma("checksum_verification", 0)
             connection.execute("PRAGMA query_only=1")
+            # Each check goes through whole tables: what the one before it read need not be read again.
+            connection.execute(f"PRAGMA cache_size=-{_INSPECT_CACHE_KIB}")
             connection.execute("BEGIN")
             return work(connection)
 
