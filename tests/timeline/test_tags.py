@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import everstep
-from everstep.errors import CheckpointNotFound, InvalidInput
+from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput
+from everstep.stores.protocol import Change, Operation
+from everstep.views.history import page
 
 
 async def _told(engine: everstep.CheckpointEngine, count: int = 4) -> list[str]:
@@ -69,3 +74,74 @@ async def test_what_no_reference_could_name_is_refused(engine: everstep.Checkpoi
         await engine.tag(ids[0], tag)
     with pytest.raises(CheckpointNotFound):
         await engine.tag("absent", "good")
+
+
+async def test_a_checkpoint_that_goes_takes_no_other_tag_with_it(engine: everstep.CheckpointEngine) -> None:
+    ids = await _told(engine)
+    for each in ids:
+        await engine.tag(each, "good")
+    await engine.rewind(ids[1], later="delete")
+    assert (await engine.resolve("t@good")).checkpoint_id == ids[1]
+    assert (await engine.verify()).findings == []
+
+
+async def test_a_tag_is_of_one_checkpoint_and_one_thread(engine: everstep.CheckpointEngine) -> None:
+    ids = await _told(engine, 2)
+    await engine.tag(ids[0], "good")
+    branch = await engine.branch(ids[1], "other")
+    await engine.append(branch, [{"role": "user", "content": "On the branch."}])
+    await engine.tag((await engine.resolve(branch)).checkpoint_id, "better")
+    with pytest.raises(CheckpointNotFound):
+        await engine.resolve("t@better")
+    await engine.untag((await engine.resolve(branch)).checkpoint_id, "better")
+    assert (await engine.resolve("t@good")).checkpoint_id == ids[0]
+    assert (await engine.verify()).findings == []
+
+
+async def test_a_tag_that_was_given_again_after_it_was_taken_away_stands(engine: everstep.CheckpointEngine) -> None:
+    saved = await engine.append("t", [{"role": "user", "content": "Hello."}], tags=["draft"])
+    await engine.untag(saved, "draft")
+    await engine.tag(saved, "draft")
+    assert (await engine.resolve("t@draft")).checkpoint_id == saved
+    assert [operation.kind for operation in await engine.operations("t")] == ["tag", "untag"]
+
+
+async def test_tags_stand_in_the_order_they_were_given_last_and_as_they_were_written() -> None:
+    engine = everstep.CheckpointEngine(everstep.MemoryCheckpointer())
+    saved = (await _told(engine, 1))[0]
+    for tag in ("Good", "better"):
+        await engine.tag(saved, tag)
+    await engine.untag(saved, "Good")
+    await engine.tag(saved, "Good")
+    assert (await engine.resolve("t@Good")).checkpoint_id == saved
+    with pytest.raises(CheckpointNotFound):
+        await engine.resolve("t@good")
+    [row] = (await page(engine, "t"))["rows"]
+    assert [tag for tag in row["tags"] if tag in ("Good", "better")] == ["better", "Good"]
+
+
+WRONG: dict[str, Any] = {
+    "no details": {},
+    "details that are a list": {"details": []},
+    "no tag": {"details": {"namespace": "", "checkpoint_id": "c"}},
+    "no checkpoint": {"details": {"namespace": "", "tag": "x"}},
+    "a tag that is a number": {"details": {"namespace": "", "checkpoint_id": "c", "tag": 1}},
+    "a namespace that is none": {"details": {"namespace": None, "checkpoint_id": "c", "tag": "x"}},
+}
+
+
+@pytest.mark.parametrize("kind", ["tag", "untag"])
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_an_entry_that_does_not_say_which_tag_is_found_and_mended(kind: str, wrong: str, tmp_path: Path) -> None:
+    backend = everstep.MemoryCheckpointer()
+    engine = everstep.CheckpointEngine(backend)
+    ids = await _told(engine)
+    await engine.tag(ids[1], "good")
+    await backend.store.commit(Change(thread_id="t", log=Operation(kind, WRONG[wrong])))
+    with pytest.raises(CheckpointCorrupted, match="does not say which") as caught:
+        await engine.resolve("t@good")
+    assert caught.value.thread_id == "t"
+    assert [(finding.kind, finding.thread_id) for finding in (await engine.verify()).findings] == [("operation", "t")]
+    report = await engine.repair(keep=tmp_path / "kept")
+    assert report.left == []
+    assert (await engine.resolve("t@good")).checkpoint_id == ids[1]

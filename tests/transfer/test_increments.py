@@ -20,11 +20,13 @@ import everstep
 from everstep import CheckpointCorrupted, CheckpointEngine, InvalidInput, MemoryCheckpointer, SnapshotConfig
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Key
+from everstep.stores.protocol import Key, Write
+from everstep.testing.builders import make_object
 from everstep.transfer import backups, families
 from everstep.transfer.archive import CHANGED, CHECKPOINTS, DONE, END, KEPT, OBJECTS, ROWS, Item, ItemReader, ItemWriter
 from everstep.transfer.frames import INCREMENT_VERSION
 from everstep.transfer.increments import _Patch, _stretches
+from everstep.values import compress
 from tests.timeline.histories import Walker, seen
 from tests.tools.between import Between
 from tests.transfer.test_copy import Killed, Make, Recording, make, stopping_after  # noqa: F401
@@ -202,6 +204,48 @@ def test_a_head_that_is_gone_before_it_was_read_takes_another_pass(tmp_path: Pat
     engine.append("t", [a_message()], {"n": 10})
     assert everstep.backup(source, tmp_path).checkpoints == 1
     assert restored(tmp_path) == seen(source.store)
+
+
+def test_a_second_pass_tells_what_changed_since_the_file_before_and_not_since_the_first(tmp_path: Path) -> None:
+    """Rows of the first pass stand elsewhere than in the file before: a pin comes before most of them."""
+    source, ids = a_long_thread(4)
+    engine = CheckpointEngine(source).sync
+    everstep.backup(source, tmp_path)
+    engine.pin(ids[1])
+    last = engine.append("t", [{"role": "user", "content": secrets.token_hex(900)}], {"n": 4})
+
+    def replace_the_head() -> None:
+        deleted = run_to_end(source.store.blocking.delete("t", keys=[Key("t", "", last)]))
+        for family in deleted.families:
+            run_to_end(source.store.blocking.sweep(family))
+        engine.append("t", [a_message()], {"n": 9})
+
+    between = Between(source.store)
+    between.before("read_many", replace_the_head)
+    everstep.backup(between, tmp_path)
+    kinds = [item[0] for item in items_of(tmp_path / "000002.everstep")]
+    assert kinds.count(CHANGED) == 2
+    assert restored(tmp_path) == seen(source.store)
+
+
+def test_values_that_only_a_pending_write_needs_are_brought_back(tmp_path: Path) -> None:
+    source, ids = a_long_thread(2)
+    key = Key("t", "", ids[1])
+    leaf = make_object(secrets.token_bytes(5000))
+    write = Write("task", 0, "channel", leaf.hash, b"body", 5000, "path")
+    run_to_end(source.store.blocking.put_writes(key, [write], [leaf]))
+    everstep.backup(source, tmp_path)
+    CheckpointEngine(source).sync.append("t", [a_message()], {})
+    everstep.backup(source, tmp_path)
+    for number in (1, 2):
+        target = MemoryCheckpointer()
+        everstep.restore(tmp_path, target, number)
+        assert CheckpointEngine(target).sync.verify().ok
+        found = run_to_end(target.store.blocking.read("t", "", ids[1], writes=True))
+        assert found is not None
+        assert [held.children for held in found.writes] == [leaf.hash]
+        fetched = run_to_end(target.store.blocking.fetch(found.stored.family, [leaf.hash]))
+        assert [compress.expand(obj.body) for obj in fetched] == [compress.expand(leaf.body)]
 
 
 def test_a_checkpoint_that_was_deleted_and_put_again_is_not_written_again(tmp_path: Path) -> None:
@@ -490,6 +534,21 @@ def test_an_increment_that_was_forged_is_refused(name: str, tmp_path: Path) -> N
     target = MemoryCheckpointer()
     with pytest.raises((CheckpointCorrupted, InvalidInput)):
         everstep.restore(tmp_path, target)
+    assert seen(target.store)["threads"] == []
+
+
+def test_a_list_that_leads_to_an_earlier_file_is_refused(chain: Path) -> None:
+    """All that it leads to is whole, and is what the thread was at the backup before."""
+    [(identity, earlier)] = json.loads((chain / "000002.families").read_text()).items()
+    later = json.loads((chain / "000003.families").read_text())[identity]
+    number, token = later[:2]
+    assert number != earlier[0]
+    assert token != earlier[1]
+    (chain / "000003.families").write_text(json.dumps({identity: [earlier[0], token, *earlier[2:]]}))
+    seal(chain)
+    target = MemoryCheckpointer()
+    with pytest.raises(CheckpointCorrupted, match="not as it was then"):
+        everstep.restore(chain, target)
     assert seen(target.store)["threads"] == []
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from everstep.errors import CheckpointCorrupted
 from everstep.stores.protocol import Key, Operation
 
 GIVEN = "tag"
@@ -38,13 +39,35 @@ def tag_changes(thread_id: str, log: Sequence[Operation]) -> Mapping[Key, TagCha
     for entry in reversed(log):
         if entry.undone or entry.kind not in (GIVEN, TAKEN):
             continue
-        details = entry.data["details"]
-        key = Key(thread_id, details["namespace"], details["checkpoint_id"])
+        key, tag = _tagged(thread_id, entry)
         of_checkpoint = said.setdefault(key, {})
         # Taken out first, so that the tag stands where it was given last and not where it was given first.
-        of_checkpoint.pop(details["tag"], None)
-        of_checkpoint[details["tag"]] = entry.kind == GIVEN
+        of_checkpoint.pop(tag, None)
+        of_checkpoint[tag] = entry.kind == GIVEN
     return {key: _changes(tags) for key, tags in said.items()}
+
+
+def says_which_tag(entry: Operation) -> bool:
+    """Whether an entry of a log is whole if it is about a tag; all others are."""
+    return entry.kind not in (GIVEN, TAKEN) or _named(entry) is not None
+
+
+def _tagged(thread_id: str, entry: Operation) -> tuple[Key, str]:
+    """Return which checkpoint of a thread an entry is about, and which tag."""
+    named = _named(entry)
+    if named is None:
+        raise CheckpointCorrupted(f"operation {entry.seq} is about a tag, and does not say which", thread_id=thread_id)
+    namespace, checkpoint_id, tag = named
+    return Key(thread_id, namespace, checkpoint_id), tag
+
+
+def _named(entry: Operation) -> list[str] | None:
+    """Return namespace, checkpoint and tag, unless one of them is missing."""
+    details = entry.data.get("details")
+    if type(details) is not dict:
+        return None
+    named = [details[name] for name in ("namespace", "checkpoint_id", "tag") if type(details.get(name)) is str]
+    return named if len(named) == 3 else None
 
 
 def _changes(tags: Mapping[str, bool]) -> TagChanges:

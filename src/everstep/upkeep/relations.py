@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from everstep.history.checkpoint_tree import is_among
+from everstep.history.given_tags import says_which_tag
 from everstep.history.operation_log import undo_of
 from everstep.reports import Finding
 from everstep.stores.covers import Covers
@@ -179,6 +180,8 @@ def _log_findings(raw: RawThread) -> Iterator[Finding]:
         if operation.seq <= last:
             yield _finding("operation", f"operation {operation.seq} is out of order", raw)
         last = operation.seq
+        if not says_which_tag(operation):
+            yield _finding("operation", f"operation {operation.seq} is about a tag, and does not say which", raw)
         if "undo" not in operation.data:
             # It is one of somebody who does not undo.
             continue

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.errors import InvalidInput
+from everstep.history.given_tags import says_which_tag
 from everstep.reports import RepairReport, UpkeepProgress
 from everstep.stores.covers import Covers
 from everstep.stores.inspection import Entry, Lost, Mending
@@ -273,9 +274,15 @@ def settle(
     if began and not _is_origin_stored(raw, family):
         began = 0
         actions.append("its beginning is not stored any more")
+    operations = [operation for operation in raw.operations if says_which_tag(operation)]
+    if len(operations) != len(raw.operations):
+        actions.append("operations that do not say which tag they are about are dropped")
     if not actions:
         return Settled(raw, entries, actions)
-    changed = raw._replace(lines=lines, hidden=hidden, pinned=pinned, writes=writes, shared_states=states, began=began)
+    changed = raw._replace(
+        lines=lines, hidden=hidden, pinned=pinned, writes=writes, shared_states=states, began=began,
+        operations=operations,
+    )  # fmt: skip
     return Settled(changed, entries, actions)
 
 

@@ -56,9 +56,9 @@ class _Verifier:
         if self._only is None:
             self._add(await self._unlisted(names))
         self._add(tables)
-        # Where threads could not be read, this was not found on the way.
-        if not self._report.ok and isinstance(self._store, ReadsEntries):
-            unfound = await self._store.check_found_by()
+        if not self._report.ok:
+            # Where threads could not be read, this was not found on the way.
+            unfound = await self._unfound()
             self._add([finding for finding in unfound if finding not in self._report.findings])
         self._tell("threads")
         return self._report
@@ -100,6 +100,15 @@ class _Verifier:
             return await self._store.check_tables()
         except DAMAGE as exc:
             return [finding_of(exc, "file", None)]
+
+    async def _unfound(self) -> list[Finding]:
+        if not isinstance(self._store, ReadsEntries):
+            return []
+        try:
+            return await self._store.check_found_by()
+        except DAMAGE:
+            # It is told already.
+            return []
 
     # -- a family
 

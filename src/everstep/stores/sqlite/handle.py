@@ -75,7 +75,8 @@ class Handle:
             connection.pragma("checksum_verification", 0)
             connection.execute("PRAGMA query_only=1")
             # Each check goes through whole tables: what the one before it read need not be read again.
-            connection.execute(f"PRAGMA cache_size=-{_INSPECT_CACHE_KIB}")
+            with contextlib.suppress(apsw.Error):  # if the table of tables cannot be read, that is for `work` to tell
+                connection.execute(f"PRAGMA cache_size=-{_INSPECT_CACHE_KIB}")
             connection.execute("BEGIN")
             return work(connection)
 
