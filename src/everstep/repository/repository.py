@@ -613,16 +613,15 @@ class Repository:
         size_bytes_max: int | None,
         replace: bool,
     ) -> Encoded:
+        """Return the head's values with something added to them, written onto the head's own where that can be."""
         _check_own(head)
-        messages = added.messages
         if head is None:
-            packed = self._pack([messages, *(u or {} for u in updates)], None, split)
+            packed = self._pack([added.messages, *(update or {} for update in updates)], None, split)
             return await self._encoded(packed, None, size_bytes_max)
-        record = head.record
-        if not split or len(record.sizes) != len(_FIELDS):
-            old = self._decode(record, await self.objects(head.family, record.children))
-            values = [old[0] + messages, *(_updated(o, u, replace) for o, u in zip(old[1:], updates, strict=True))]
+        if not split or len(head.record.sizes) != len(_FIELDS):
+            values = await self._extended_values(head, added, updates, replace)
             return await self._encoded(self._pack(values, None, split), head, size_bytes_max)
+        record = head.record
         last = self.memory.opened_head(head)
         nodes = list(last.nodes)
         known: set[bytes] = set()
@@ -642,6 +641,17 @@ class Repository:
         if last.messages is not None:
             grown = grown._replace(messages=extended(last.messages, added.packed))
         return await self._bounded(grown, head, record.repeats, (writer, added.writer))
+
+    async def _extended_values(
+        self, head: Stored, added: _Added, updates: Sequence[dict[str, Any] | None], replace: bool
+    ) -> list[Any]:
+        """Return the head's values with something added to them, as values."""
+        record = head.record
+        messages, *others = self._decode(record, await self.objects(head.family, record.children))
+        values = [messages + added.messages]
+        for old, update in zip(others, updates, strict=True):
+            values.append(_updated(old, update, replace))
+        return values
 
     async def _known(self, head: Stored | None) -> set[bytes]:
         """Return every hash below the head."""

@@ -501,10 +501,7 @@ class Keeper:
             if keys or outline is None or not outline.is_swept:
                 families.setdefault(thread.family, []).extend(keys)
         for family, keys in families.items():
-            if dry_run:
-                swept = await store.sweep(family, pretend=keys)
-            else:
-                swept = await store.sweep(family)
+            swept = await store.sweep(family, pretend=keys if dry_run else None)
             report.objects += swept.objects
             report.size_bytes += swept.size_bytes
         # What was deleted may still lie in a log beside the file: people who collect want it gone.
@@ -557,18 +554,25 @@ class Keeper:
         """Return what the policy lets go of a thread."""
         over: Collection[str] = ()
         if scope is not None:
-            if scope.whole_threads and not thread.protected:
-                idle = await self._idle(store, thread)
-                if idle:
-                    report.hidden += sum(stored.hidden for stored in idle)
-                    return _Gone([], [stored.record.key for stored in idle], whole=True)
+            idle = await self._idle(store, thread) if scope.whole_threads and not thread.protected else []
+            if idle:
+                report.hidden += sum(stored.hidden for stored in idle)
+                return _Gone([], [stored.record.key for stored in idle], whole=True)
             over = scope.over(await _heads(store, thread))
+        return await self._gone_by_line(store, thread, report, over, keeps_adapters=scope is None)
+
+    async def _gone_by_line(
+        self, store: Store, thread: Thread, report: GCReport, over: Collection[str], *, keeps_adapters: bool
+    ) -> _Gone:
+        """Return what the policy lets go of each namespace; of those that are `over` the head, too.
+
+        With `keeps_adapters` what an adapter wrote is kept whole.
+        """
         found = _Gone([], [])
         for namespace in thread.newest:
             line = thread.thread_id, namespace
             listed = await store.list_checkpoints(_query(line))
-            # An adapter's thread is kept whole.
-            if scope is None and any(stored.record.kind for stored in listed):
+            if keeps_adapters and any(stored.record.kind for stored in listed):
                 continue
             visible = self._let_go_but_heads(_candidates(listed, thread, whole=True), thread)
             hidden = await self._hidden_to_go(store, line, thread)

@@ -422,11 +422,7 @@ class ReadRows(Rows):
         start = self._thread(thread_id)
         if start is None:
             return None
-        born: dict[str, list[str]] = {}
-        if branches:
-            for other in self._relatives(start.family):
-                if other.origin is not None:
-                    born.setdefault(other.origin[0], []).append(other.name)
+        born = self._born(start.family) if branches else {}
         names = descent(thread_id, born, self._has_head)
         if not names:
             return None
@@ -441,6 +437,14 @@ class ReadRows(Rows):
             frozenset(heads),
             sum(self._count(line, seen) for line in lines),
         )
+
+    def _born(self, family: int) -> dict[str, list[str]]:
+        """Return, by thread, the branches that began there."""
+        born: dict[str, list[str]] = {}
+        for other in self._relatives(family):
+            if other.origin is not None:
+                born.setdefault(other.origin[0], []).append(other.name)
+        return born
 
     def _has_head(self, name: str) -> bool:
         thread = self._thread(name)
@@ -479,9 +483,6 @@ class ReadRows(Rows):
         if thread is None:
             return None
         lines = self._lines_of(thread)
-        writes: list[tuple[Key, Write]] = []
-        for line in lines:
-            writes += [(Key(thread_id, line.namespace, name), write) for name, write in self._written(line)]
         origin = _origin(thread)
         began = 0
         # The checkpoint that it began with may be gone, and another one may have its id by now.
@@ -501,11 +502,19 @@ class ReadRows(Rows):
             frozenset(self._pinned(lines)),
             [stretch for _, stretch in self._stretches(thread)],
             list(self._logged(thread)),
-            sorted(writes, key=lambda each: each[1].seq),
+            self._raw_writes(thread_id, lines),
             self._commons(thread),
             self._get(NOTES + number(thread.number)) or b"",
             relatives,
         )
+
+    def _raw_writes(self, thread_id: str, lines: Sequence[LineRow]) -> list[tuple[Key, Write]]:
+        """Return all pending writes of these lines, in the order in which they came."""
+        found: list[tuple[Key, Write]] = []
+        for line in lines:
+            for name, write in self._written(line):
+                found.append((Key(thread_id, line.namespace, name), write))
+        return sorted(found, key=lambda each: each[1].seq)
 
     def _seq_of(self, key: Key) -> int:
         """Return the number of a checkpoint; 0 if it is not stored."""
