@@ -53,7 +53,9 @@ def test_rm_names_what_it_does_not_find_and_deletes_nothing_then(run: Run, own_f
 
 
 def test_purge_needs_to_know_what(run: Run, own_file: Path) -> None:
-    assert run("purge", "--yes", "--store", own_file).code == 2
+    refused = run("purge", "--yes", "--store", own_file)
+    assert refused.code == 2
+    assert "--all" in refused.err
 
 
 def test_purge_removes_what_matches(run: Run, own_file: Path) -> None:

@@ -219,6 +219,8 @@ def purge(
     dry_run: bool,
 ) -> None:
     """They are removed physically, with all that only they needed. Nothing can bring them back, not even undo."""
+    if not (prefix or tags or filters or since or everything):
+        raise click.UsageError("say which threads: --prefix, --tag, --metadata or --since; or --all of them")
     asked: dict[str, Any] = {
         "prefix": prefix,
         "tags": tags,
