@@ -7,6 +7,7 @@ commit that the parent is still what the line says; if not, everything is writte
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
@@ -302,22 +303,15 @@ class Threads:
         envelope = _envelope(checkpoint, versions, written, conversation is not None)
         rest: dict[str, Written] = {}
         if deltas:
-            seeds = {name: delta.seed.form for name, delta in deltas.items() if delta.seed is not None}
-            seeds = {name: form for name, form in seeds.items() if form}
-            if seeds:
-                envelope["seeds"] = seeds
-            for name, delta in deltas.items():
-                rest.update(self._delta_written(writer, name, delta, whole=line is None))
+            rest = self._written_deltas(writer, envelope, deltas, whole=line is None)
         if odd:
             envelope["odd"] = dict(odd)
         node = conversation.node if conversation is not None else None
         state = channels.mapping(writer, others, small, line.state if line is not None else None)
         envelope_node, packed_envelope = channels.envelope(writer, envelope, rest)
-        nodes = [node or tree.EMPTY_LIST, state, envelope_node]
         if line is not None and len(writer.objects) > _FEW_OBJECTS:
-            for name, old in line.channels.items():
-                if old.node is not None and written.get(name) is not old:
-                    writer.leave_out(tree.reachable(old.node.children, self._repository.memory.children_of)[0])
+            self._leave_out_replaced(writer, line, written)
+        nodes = [node or tree.EMPTY_LIST, state, envelope_node]
         values = encoded(nodes, writer, line.base if line is not None else None, thorough=True)
         size = sum(values.sizes)
         known = versions
@@ -326,18 +320,43 @@ class Threads:
         its_line = Line(_UNCOMMITTED, written, rest, state, size, small, known, packed_envelope, channels.rules)
         its_line.fresh = frozenset(values.objects)
         if size >= tree.REPEATS_FREE:
-
-            def weigh_new() -> int:
-                added = writer.weight_at_most() + costs.weight(channels.kinds.codec.pack(envelope, "checkpoint"))
-                if line is not None:  # what stood elsewhere in the parent may now stand here as well
-                    moved = [value.packed for name, value in rest.items() if name not in line.rest]
-                    added += sum([costs.weight_at_most(packed) for packed in moved])
-                return added
-
-            its_line.repeats = self._repeats(values, line, weigh_new)
+            new_weight = functools.partial(self._weight_of_new, writer, envelope, rest, line)
+            its_line.repeats = self._repeats(values, line, new_weight)
             if its_line.repeats is None:
                 return None
         return values, its_line
+
+    def _written_deltas(
+        self, writer: tree.Writer, envelope: dict[str, Any], deltas: Mapping[str, Delta], *, whole: bool
+    ) -> dict[str, Written]:
+        """Write what the values of delta channels are made from; the envelope says the forms of their seeds."""
+        seeds: dict[str, Form] = {}
+        rest: dict[str, Written] = {}
+        for name, delta in deltas.items():
+            if delta.seed is not None and delta.seed.form:
+                seeds[name] = delta.seed.form
+            rest.update(self._delta_written(writer, name, delta, whole=whole))
+        if seeds:
+            envelope["seeds"] = seeds
+        return rest
+
+    def _leave_out_replaced(self, writer: tree.Writer, line: Line, written: Mapping[str, Written]) -> None:
+        """Leave out the objects that channels had before, and that are stored with the parent."""
+        for name, old in line.channels.items():
+            if old.node is not None and written.get(name) is not old:
+                writer.leave_out(tree.reachable(old.node.children, self._repository.memory.children_of)[0])
+
+    def _weight_of_new(
+        self, writer: tree.Writer, envelope: Mapping[str, Any], rest: Mapping[str, Written], line: Line | None
+    ) -> int:
+        """Return what all weighs that is new in a checkpoint, at most."""
+        added = writer.weight_at_most() + costs.weight(self._channels.kinds.codec.pack(envelope, "checkpoint"))
+        if line is None:
+            return added
+        for name, value in rest.items():
+            if name not in line.rest:  # it stood elsewhere in the parent, and may now stand here as well
+                added += costs.weight_at_most(value.packed)
+        return added
 
     def _written_channels(
         self,
