@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,9 +16,10 @@ from hypothesis import strategies as st
 import everstep
 from everstep import CannotUndo, InvalidInput, SnapshotConfig
 from everstep.config import CheckpointGC
+from everstep.retention.keeper import Keeper
 from everstep.retention.policies import Item, let_go
 from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Query, Store
+from everstep.stores.protocol import Query, Store, Stored
 from tests.timeline.test_history import numbers, steps, write
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -349,15 +352,16 @@ def test_retention_that_fails_does_not_fail_the_snapshot(caplog: pytest.LogCaptu
 
 
 class Raced(MemoryStore):
-    """A store in which somebody else collects just after it was counted."""
+    """A store in which somebody else does something just after it was counted."""
 
-    collector: Any = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.others: list[Callable[[], Awaitable[object]]] = []
 
     async def count(self, query: Query) -> int:
         counted = await super().count(query)
-        collector, self.collector = self.collector, None
-        if collector is not None:
-            await collector.collect()
+        if self.others:
+            await self.others.pop()()
         return counted
 
 
@@ -369,11 +373,55 @@ async def test_what_another_process_has_let_go_is_not_made_up_for(kept: int) -> 
     for n in range(1, kept + 3):
         await free.append("t", [], {"n": n})
     engine = everstep.CheckpointEngine(backend, SnapshotConfig(gc_param=kept))
-    store.collector = everstep.CheckpointEngine(backend, SnapshotConfig(gc_param=kept))
+    store.others.append(everstep.CheckpointEngine(backend, SnapshotConfig(gc_param=kept)).collect)
     await engine.append("t", [], {"n": kept + 3})
-    assert store.collector is None
+    assert store.others == []
     points = await engine.list_time_travel_points("t", 1000)
     assert [point.step for point in points] == list(range(kept + 3, 3, -1))
+
+
+@pytest.mark.parametrize("kept", [3, 300])
+async def test_what_another_process_pins_meanwhile_is_not_counted(kept: int) -> None:
+    store = Raced()
+    backend = everstep.StoreBackend(store)
+    free = everstep.CheckpointEngine(backend, SnapshotConfig(gc_policy="keep_all"))
+    for n in range(1, kept):
+        made = await free.append("t", [], {"n": n})
+    engine = everstep.CheckpointEngine(backend, SnapshotConfig(gc_param=kept))
+    store.others.append(lambda: free.pin(made))
+    await engine.append("t", [], {"n": kept})
+    assert store.others == []
+    await engine.append("t", [], {"n": kept + 1})
+    points = await engine.list_time_travel_points("t", 1000)
+    assert [point.step for point in points] == list(range(kept + 1, 0, -1))
+
+
+async def test_a_save_that_is_noted_late_costs_no_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two saves of one process: what was committed second may be noted first, and much later ones too."""
+    noted = asyncio.Event()
+    committed = asyncio.Event()
+    upkeep = Keeper.upkeep
+
+    async def slow(self: Keeper, store: Store, stored: Stored) -> None:
+        if stored.record.step == 4:
+            committed.set()
+            await noted.wait()
+        await upkeep(self, store, stored)
+
+    monkeypatch.setattr(Keeper, "upkeep", slow)
+    engine = everstep.open("memory://", SnapshotConfig(gc_param=3))
+    for _ in range(3):
+        await engine.append("t", [])
+    late = asyncio.create_task(engine.append("t", []))
+    await committed.wait()
+    for step in range(5, 12):
+        await engine.append("t", [])
+        found = [point.step for point in await engine.list_time_travel_points("t", 100)]
+        assert found[:3] == [step, step - 1, step - 2]
+    noted.set()
+    await late
+    await engine.append("t", [])
+    assert [point.step for point in await engine.list_time_travel_points("t", 100)] == [12, 11, 10]
 
 
 def make_backend(engine: Any) -> Any:

@@ -13,6 +13,7 @@ import logging
 import sys
 import threading
 from array import array
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -116,6 +117,13 @@ class _Items:
         for seq, mark in items:
             self._seqs.append(seq)
             self._marks.append(mark)
+
+    def add(self, item: _Planned) -> None:
+        """Put one in its place, mostly the last; nothing if it is there already."""
+        at = bisect_left(self._seqs, item.seq)
+        if at == len(self._seqs) or self._seqs[at] != item.seq:
+            self._seqs.insert(at, item.seq)
+            self._marks.insert(at, item.mark)
 
     def put_first(self, items: Sequence[_Planned]) -> None:
         self._seqs[:0] = array("q", [item.seq for item in items])
@@ -248,7 +256,11 @@ class Keeper:
         items = plan.items
         gone = list[_Planned]()
         if self._policy is CheckpointGC.KEEP_LAST_N:
-            excess = plan.count - int(self._param)
+            count = plan.count
+            if plan.whole:
+                # Others of this process may be committed and not noted yet: in their place newer ones would go.
+                count = min(count, len(items) + 1)
+            excess = count - int(self._param)
             if excess <= 0:
                 return gone
             return items.take_first(min(excess, _DUE_MAX))
@@ -294,10 +306,12 @@ class Keeper:
 
     def _extend(self, line: Line, plan: _Plan, item: Item) -> None:
         """Add the newest checkpoint to a plan that has all of them, unless those it has will do."""
-        if len(plan.items) >= self._needed(plan.count, plan.good_for):
+        # One that is committed and not noted yet may be older than those: it would never come to its turn.
+        is_last = plan.count <= len(plan.items) + 1
+        if is_last and len(plan.items) >= self._needed(plan.count, plan.good_for):
             plan.whole = False
             return
-        plan.items.extend([self._planned(item)])
+        plan.items.add(self._planned(item))
         # The plan may have been forgotten meanwhile, and is void then: it must not come back.
         if self._plans.get(line) is plan:
             self._plans.put(line, plan, plan.size_bytes)
@@ -416,14 +430,9 @@ class Keeper:
         limit = surplus + max(self._needed(counted - surplus, self._commits), 1)
         listed = await store.list_checkpoints(_query(line, min(limit, _PAGE)))
         whole = len(listed) < min(limit, _PAGE)
-        # Somebody else may have deleted or hidden some between the count and the list. What was listed second would
-        # then be too new to go, so the list itself is counted if it is whole, and otherwise all of them once more.
-        if whole:
-            count = len(listed)
-        elif surplus:
-            count = min(counted, await store.count(_query(line)))
-        else:
-            count = counted
+        # Somebody else may have deleted, hidden or pinned some between the count and the list. What was listed second
+        # would then be too new to go, so the list itself is counted if it is whole; otherwise all of them, once more.
+        count = len(listed) if whole else await store.count(_query(line))
         surplus = max(count - kept, 0)
         visible = _candidates(listed, thread, whole)
         return _Oldest(visible, whole, count, visible[:surplus])
