@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import everstep
+from everstep.stores.sqlite.changing import Changing
 
 SOURCE = Path(__file__).parents[2] / "src/everstep"
 
@@ -102,26 +103,22 @@ def test_every_file_of_a_store_is_on_the_page() -> None:
     assert missing == []
 
 
-def test_the_way_of_an_append_is_as_the_page_draws_it(tmp_path: Path) -> None:
+def test_the_way_of_an_append_is_as_the_page_draws_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (SOURCE.parents[1] / "docs/architecture.md").read_text()
     drawn = re.findall(r"^\| \d+ \| `([\w/.]+)` \| `(\w+)` \|", page, re.MULTILINE)
+    ways: list[list[tuple[str, str]]] = []
+    insert = Changing._insert
+
+    def look(self: Changing, *row: Any) -> None:
+        ways.append([*_frames_above(sys._getframe()), ("stores/sqlite/changing.py", "_insert")])
+        insert(self, *row)
+
+    monkeypatch.setattr(Changing, "_insert", look)
     with everstep.open(tmp_path / "a.db").sync as engine:
-        for text in ("one", "two"):  # from the second on a head is remembered
+        for text in ("one", "two", "three"):  # from the second on a head is remembered
             engine.append("t", [{"role": "user", "content": text}])
-        way: list[tuple[str, str]] = []
-
-        def look(frame: FrameType, event: str, called: Any) -> None:
-            is_insert = frame.f_code.co_name == "_insert" and event == "c_call" and called.__name__ == "execute"
-            if is_insert and not way:
-                way.extend(_frames_above(frame))
-
-        sys.setprofile(look)
-        try:
-            engine.append("t", [{"role": "user", "content": "three"}])
-        finally:
-            sys.setprofile(None)
-    assert way == drawn
-    assert f"These {len(way)} frames" in page
+    assert ways[-1] == drawn
+    assert f"These {len(drawn)} frames" in page
 
 
 def _frames_above(frame: FrameType | None) -> list[tuple[str, str]]:
