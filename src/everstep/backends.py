@@ -255,13 +255,17 @@ class StoreBackend(CheckpointBackend, Closing):
     async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key | None:
         """Return the one checkpoint of that id in that thread and namespace (None: in any)."""
         checks.checkpoint_id(checkpoint_id)
+        if thread_id is not None:
+            thread_id = checks.thread_id(thread_id)
+        if namespace is not None:
+            namespace = checks.namespace(namespace)
         if thread_id is not None and namespace is not None:
-            return Key(checks.thread_id(thread_id), checks.namespace(namespace), checkpoint_id)
+            return Key(thread_id, namespace, checkpoint_id)
         found = await self.store.find(checkpoint_id)
         if thread_id is not None:
-            found = [key for key in found if key.thread_id == checks.thread_id(thread_id)]
+            found = [key for key in found if key.thread_id == thread_id]
         if namespace is not None:
-            found = [key for key in found if key.namespace == checks.namespace(namespace)]
+            found = [key for key in found if key.namespace == namespace]
         if len(found) > 1:
             raise AmbiguousCheckpoint(checkpoint_id, [(key.thread_id, key.namespace) for key in found])
         if not found:

@@ -66,6 +66,12 @@ async def test_an_id_in_two_threads_must_be_named_fully(backend: Any) -> None:
     assert await backend.get("same", thread_id="c") is None
 
 
+@pytest.mark.parametrize("wrong", [{"thread_id": ""}, {"thread_id": 3}, {"namespace": 3}])
+async def test_a_place_that_is_none_is_refused_whether_the_id_is_there_or_not(backend: Any, wrong: Any) -> None:
+    with pytest.raises(InvalidInput):
+        await backend.get("nowhere", **wrong)
+
+
 async def test_threads_are_listed_by_activity(backend: Any) -> None:
     for name in ("a", "b", "c", "a"):
         await backend.put(checkpoint(f"{name}{len(await backend.list_checkpoints(name))}", name))

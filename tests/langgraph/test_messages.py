@@ -28,6 +28,9 @@ from langchain_core.messages import (
 from pydantic import BaseModel, Field, PrivateAttr, model_serializer
 
 from everstep.langgraph import HarnessCheckpointer
+from everstep.langgraph.channels import Channels
+from everstep.langgraph.classes import Kinds
+from everstep.values import tree
 from tests.langgraph.same import assert_same, assert_same_channels, parts_that_change
 from tests.langgraph.tools import FacedSaver, at, checkpoint
 
@@ -391,3 +394,18 @@ def test_a_message_that_lacks_a_field_of_its_class_is_kept_as_it_is(name: str) -
         assert_same_channels(
             saver.get(at())["channel_values"], {"messages": [HumanMessage("y"), message], "one": message}
         )
+
+
+@pytest.mark.parametrize(("count", "is_shared"), [(1, False), (40, True)])
+def test_messages_in_a_dict_are_objects_of_the_conversation_if_there_are_many(count: int, is_shared: bool) -> None:
+    """The input of a turn: a short one stands with the other small values, a long one repeats the conversation."""
+    channels = Channels(Kinds())
+    messages = [HumanMessage(f"message {n} " * 10, id=str(n)) for n in range(count)]
+    alone = tree.Writer()
+    channels.written(alone, "messages", messages, None, top=True)
+    beside = tree.Writer()
+    written = channels.written(beside, "input", {"messages": messages, "n": 1}, None)
+    assert (written.node is not None) is is_shared
+    assert (alone.objects.keys() <= beside.objects.keys()) is is_shared
+    assert beside.added_bytes < alone.added_bytes * 1.1, "nothing stands there a second time"
+    assert channels.unwritten(written) == {"messages": messages, "n": 1}

@@ -180,6 +180,21 @@ def test_objects_that_came_with_what_was_deleted_since(tmp_path: Path) -> None:
     assert restored(tmp_path) == seen(source.store)
 
 
+def back_up_while_the_head_is_replaced(source: MemoryCheckpointer, head: str, folder: Path) -> None:
+    """Make a backup during which the head of a thread is deleted, and another one comes, before it is read."""
+
+    def replace_the_head() -> None:
+        deleted = run_to_end(source.store.blocking.delete("t", keys=[Key("t", "", head)]))
+        for family in deleted.families:
+            run_to_end(source.store.blocking.sweep(family))
+        CheckpointEngine(source).sync.append("t", [a_message()], {"n": 9})
+
+    between = Between(source.store)
+    between.before("read_many", replace_the_head)
+    everstep.backup(between, folder)
+    assert between.is_over
+
+
 def test_a_head_that_is_gone_before_it_was_read_takes_another_pass(tmp_path: Path) -> None:
     source = MemoryCheckpointer()
     engine = CheckpointEngine(source).sync
@@ -187,17 +202,7 @@ def test_a_head_that_is_gone_before_it_was_read_takes_another_pass(tmp_path: Pat
         engine.append("t", [a_message()], {"n": n})
     everstep.backup(source, tmp_path)
     last = engine.append("t", [{"role": "user", "content": secrets.token_hex(900)}], {"n": 4})
-
-    def replace_the_head() -> None:
-        deleted = run_to_end(source.store.blocking.delete("t", keys=[Key("t", "", last)]))
-        for family in deleted.families:
-            run_to_end(source.store.blocking.sweep(family))
-        engine.append("t", [a_message()], {"n": 9})
-
-    between = Between(source.store)
-    between.before("read_many", replace_the_head)
-    everstep.backup(between, tmp_path)
-    assert between.is_over
+    back_up_while_the_head_is_replaced(source, last, tmp_path)
     kinds = [item[0] for item in items_of(tmp_path / "000002.everstep")]
     assert kinds.count(CHANGED) == kinds.count(DONE) == 2
     assert restored(tmp_path) == seen(source.store)
@@ -213,16 +218,7 @@ def test_a_second_pass_tells_what_changed_since_the_file_before_and_not_since_th
     everstep.backup(source, tmp_path)
     engine.pin(ids[1])
     last = engine.append("t", [{"role": "user", "content": secrets.token_hex(900)}], {"n": 4})
-
-    def replace_the_head() -> None:
-        deleted = run_to_end(source.store.blocking.delete("t", keys=[Key("t", "", last)]))
-        for family in deleted.families:
-            run_to_end(source.store.blocking.sweep(family))
-        engine.append("t", [a_message()], {"n": 9})
-
-    between = Between(source.store)
-    between.before("read_many", replace_the_head)
-    everstep.backup(between, tmp_path)
+    back_up_while_the_head_is_replaced(source, last, tmp_path)
     kinds = [item[0] for item in items_of(tmp_path / "000002.everstep")]
     assert kinds.count(CHANGED) == 2
     assert restored(tmp_path) == seen(source.store)

@@ -125,10 +125,6 @@ class _Items:
             self._seqs.insert(at, item.seq)
             self._marks.insert(at, item.mark)
 
-    def put_first(self, items: Sequence[_Planned]) -> None:
-        self._seqs[:0] = array("q", [item.seq for item in items])
-        self._marks[:0] = array("q", [item.mark for item in items])
-
     def take_first(self, count: int) -> list[_Planned]:
         taken = list(map(_Planned, self._seqs[:count], self._marks[:count]))
         del self._seqs[:count]
@@ -245,12 +241,8 @@ class Keeper:
         if plan is not None:
             with self._lock:
                 plan.count += len(items) - 1
-                # A milestone was taken from the end, the others from the beginning; each goes back to where
-                # it was.
-                if self._policy is CheckpointGC.KEEP_MILESTONES:
-                    plan.items.extend(items)
-                else:
-                    plan.items.put_first(items)
+                for item in items:
+                    plan.items.add(item)
 
     def _taken(self, plan: _Plan) -> list[_Planned]:
         items = plan.items
@@ -307,8 +299,8 @@ class Keeper:
     def _extend(self, line: Line, plan: _Plan, item: Item) -> None:
         """Add the newest checkpoint to a plan that has all of them, unless those it has will do."""
         # One that is committed and not noted yet may be older than those: it would never come to its turn.
-        is_last = plan.count <= len(plan.items) + 1
-        if is_last and len(plan.items) >= self._needed(plan.count, plan.good_for):
+        is_all_noted = plan.count <= len(plan.items) + 1
+        if is_all_noted and len(plan.items) >= self._needed(plan.count, plan.good_for):
             plan.whole = False
             return
         plan.items.add(self._planned(item))
