@@ -44,6 +44,7 @@ from everstep.runtime import checks
 from everstep.runtime.blocking import Closing, SyncFace, blocking, describe_on_store
 from everstep.runtime.calls import Figures, public_call
 from everstep.stores.protocol import ANY, AnyHead, Key, Store
+from everstep.timeline.labels import checked_name, checked_note
 from everstep.timeline.protocol import Resolve, Timeline
 from everstep.timeline.store import StoreTimeline
 from everstep.timeline.tags import checked_tag
@@ -552,7 +553,7 @@ class CheckpointEngine(Closing):
 
     @public_call("operations")
     async def operations(self, thread_id: str, limit: int = 50) -> list[Operation]:
-        """Return the thread's log of rewinds, branches, merges, pins and tags, newest first."""
+        """Return the thread's log of rewinds, branches, merges, pins, tags, notes and names, newest first."""
         return await self._timeline.operations(checks.thread_id(thread_id), checks.count(limit, "limit"))
 
     # -- branching and merging
@@ -576,10 +577,7 @@ class CheckpointEngine(Closing):
             raise InvalidInput("branch_name is empty; give the branch a name")
         if effects not in ("share", "allow"):
             raise InvalidInput(f"effects is 'share' or 'allow', not {checks.shown(effects)}")
-        source = await self._timeline.locate(from_checkpoint_id, thread_id, namespace)
-        made = await self._timeline.branch(source, branch_name, effects)
-        logger.info("thread %r begins at %s of thread %r", made, source.checkpoint_id, source.thread_id)
-        return made
+        return await self._timeline.branch(from_checkpoint_id, thread_id, namespace, branch_name, effects)
 
     @public_call("merge_branch")
     async def merge_branch(
@@ -634,6 +632,39 @@ class CheckpointEngine(Closing):
         """Take a tag from a checkpoint, whoever gave it."""
         key = await self._timeline.locate(checkpoint_id, thread_id, namespace)
         await self._timeline.tag(key, checks.text(tag, "tag"), is_given=False)
+
+    @public_call("note")
+    async def note(
+        self, checkpoint_id: str, note: str, *, thread_id: str | None = None, namespace: str | None = None
+    ) -> None:
+        """Note something about a checkpoint, in place of what was noted before; an empty note takes that away.
+
+        It is kept in the thread's log, as tags are: undo takes it back, and the checkpoint stays as it was written.
+        """
+        key = await self._timeline.locate(checkpoint_id, thread_id, namespace)
+        await self._timeline.note(key, checked_note(note))
+
+    @public_call("rename_branch")
+    async def rename_branch(self, thread_id: str, name: str) -> None:
+        """Call a branch by another name wherever people read one; an empty name is the one that it was made with.
+
+        Its thread id stays, and so does everything that names it by that. Undo takes it back.
+        """
+        await self._timeline.rename(checks.thread_id(thread_id), checked_name(name))
+
+    @public_call("archive_branch")
+    async def archive_branch(self, thread_id: str) -> None:
+        """Leave a branch out of the lists that people read: `everstep threads`, `everstep branch list` and the page.
+
+        Nothing else changes: it can be read, merged and gone on with, and `list_threads` lists it. Undo, or
+        `unarchive_branch`, brings it back.
+        """
+        await self._timeline.archive(checks.thread_id(thread_id), is_archived=True)
+
+    @public_call("unarchive_branch")
+    async def unarchive_branch(self, thread_id: str) -> None:
+        """Put a branch back into the lists."""
+        await self._timeline.archive(checks.thread_id(thread_id), is_archived=False)
 
     def stats(self) -> Stats:
         """Return what this process has done on the backend so far: calls, errors, seconds, bytes, retries, by name."""
@@ -738,6 +769,10 @@ class SyncEngine(SyncFace[CheckpointEngine]):
     unpin = blocking(CheckpointEngine.unpin)
     tag = blocking(CheckpointEngine.tag)
     untag = blocking(CheckpointEngine.untag)
+    note = blocking(CheckpointEngine.note)
+    rename_branch = blocking(CheckpointEngine.rename_branch)
+    archive_branch = blocking(CheckpointEngine.archive_branch)
+    unarchive_branch = blocking(CheckpointEngine.unarchive_branch)
     collect = blocking(CheckpointEngine.collect)
     runs = blocking(CheckpointEngine.runs)
     answer = blocking(CheckpointEngine.answer)

@@ -381,10 +381,13 @@ class RunHeld(RunError, LeaseHeld):
 
 
 class RunLost(RunError, LeaseLost):
-    """The run was taken over, or deleted, while this process was not renewing its lease. Nothing was written since."""
+    """The run was taken over or deleted while this process was not renewing its lease, or somebody has rewound it.
+
+    Nothing was written since, but for the step that was to be recorded when the rewind was noticed.
+    """
 
     def __init__(self, thread_id: str) -> None:
-        super().__init__(thread_id, "is not this process's any more: it was taken over or deleted meanwhile")
+        super().__init__(thread_id, "is not this process's any more: it was taken over, rewound or deleted meanwhile")
 
 
 class NotWaiting(RunError):
@@ -489,7 +492,9 @@ class CommitUnknown(StoreError):
     """The commit may or may not have happened; `checkpoint_id` answers it when read back."""
 
     def __init__(self, checkpoint_id: str | None, thread_id: str, reason: str = "") -> None:
-        message = f"the store failed while committing checkpoint {checkpoint_id!r} of thread {thread_id!r}"
+        message = f"the store failed while committing to thread {thread_id!r}"
+        if checkpoint_id is not None:
+            message = f"the store failed while committing checkpoint {checkpoint_id!r} of thread {thread_id!r}"
         if reason:
             message += f" ({reason})"
         super().__init__(f"{message}; it may be stored: read it back, or save it again under the same id")

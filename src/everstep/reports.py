@@ -203,6 +203,8 @@ class CopyReport:
     """Checkpoints that were compared with the source afterwards, with all that their values are made of."""
     damaged: tuple[Finding, ...] = ()
     """With `skip_damaged`: what could not be read, and was left out."""
+    thread_ids: tuple[str, ...] = field(default=(), compare=False)
+    """With `import_threads`: the names of those threads, the first hundred of them."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +330,7 @@ class RepairReport:
     removed: list[tuple[str, str, str]] = field(default_factory=list)
     """The checkpoints that were set aside: thread, namespace, id."""
     left: list[Finding] = field(default_factory=list)
-    """What is still wrong."""
+    """What is still wrong; of a dry run that was tried on a copy: what would be."""
     kept_in: str | None = None
     """The file that has what was set aside; None: nothing was."""
     dry_run: bool = False
@@ -336,7 +338,7 @@ class RepairReport:
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong any more."""
-        return not self.left
+        return not self.left and not (self.dry_run and self.found)
 
     def __str__(self) -> str:
         if not self.found:
@@ -345,7 +347,10 @@ class RepairReport:
         lines = [f"{len(self.found)} findings, {len(self.actions)} actions {word}", *self._short_actions()]
         if self.kept_in is not None:
             lines.append(f"what was set aside is in {self.kept_in}")
-        lines += [f"still wrong: {finding}" for finding in self.left]
+        if not self.dry_run:
+            lines += [f"still wrong: {finding}" for finding in self.left]
+        elif self.left != self.found:
+            lines += [f"would still be wrong: {finding}" for finding in self.left]
         return "\n".join(lines)
 
     def _short_actions(self) -> list[str]:

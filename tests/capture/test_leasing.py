@@ -18,7 +18,7 @@ from everstep.runtime.blocking import run_to_end
 from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import Store
 from everstep.stores.redis.store import RedisStore
-from tests.timeline.test_own_backend import Own
+from tests.timeline.own_backend import Own
 from tests.tools import servers
 
 awaited = pytest.mark.parametrize("face", ["async"], indirect=True)

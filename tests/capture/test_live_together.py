@@ -23,7 +23,7 @@ from everstep.history.rebase import Conflict, Values, merge
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Change, Store, Stored
 from tests.conftest import STORES
-from tests.timeline.test_own_backend import Own
+from tests.timeline.own_backend import Own
 from tests.tools import servers
 
 ALL = list(SnapshotTrigger)

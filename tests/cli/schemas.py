@@ -35,6 +35,8 @@ def document(**properties: Any) -> dict[str, Any]:
 
 THREAD = fields(
     thread_id=TEXT,
+    name=TEXT,
+    archived=FLAG,
     kind={"enum": ["engine", "langgraph", "task", "run"]},
     status={"enum": [None, "failed", "waiting", "interrupted", "running", "ready", "done", "paused"]},
     steps=COUNT,
@@ -57,7 +59,7 @@ ROW = fields(
     trigger=TEXT,
     next_node=TEXT,
     tags=TEXTS,
-    chips=listed(fields(text=TEXT, tone={"enum": ["branch", "warn", "error", "plain"]}, lane=COUNT)),
+    chips=listed(fields(text=TEXT, tone={"enum": ["branch", "warn", "error", "plain", "note"]}, lane=COUNT)),
     head=FLAG,
     active=FLAG,
     pinned=FLAG,
@@ -108,6 +110,7 @@ _COLLECTED = {
     "retention": fields(policy=TEXT, param={"type": "number"}, source=TEXT),
 }  # fmt: skip
 _DELETED = document(threads=TEXTS, checkpoints=COUNT, dry_run=FLAG)
+_BRANCH = document(thread_id=TEXT, name=TEXT, archived=FLAG)
 _PINNED = document(thread_id=TEXT, id=TEXT, step=COUNT, pinned=FLAG)
 
 DOCUMENTS: dict[str, dict[str, Any]] = {
@@ -131,7 +134,9 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "merge": document(
         source=TEXT, into=TEXT, auto=COUNT, conflicts=listed(CONFLICT), resolved=COUNT, dry_run=FLAG, id=maybe(TEXT)
     ),
-    "replay": document(ref=TEXT, next_node=TEXT, results=listed(OBJECT), python=TEXT),
+    "replay": document(
+        ref=TEXT, next_node=TEXT, waits=listed(OBJECT), results=listed(OBJECT), again=TEXTS, python=TEXT
+    ),
     "stats": document(
         thread_id=maybe(TEXT), threads=COUNT, checkpoints=COUNT, total_bytes=COUNT, full_bytes=COUNT,
         ratio=maybe({"type": "number"}), record_bytes=COUNT, exclusive_bytes=COUNT, shared_bytes=COUNT,
@@ -139,14 +144,22 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "export": document(file=TEXT, threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT),
     "backup": document(folder=TEXT, number=COUNT, threads=COUNT, checkpoints=COUNT, bytes=COUNT, unchanged=COUNT),
     "restore": document(threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, skipped=COUNT, verified=COUNT),
-    "import": document(threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, skipped=COUNT, verified=COUNT),
+    "import": document(
+        threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, skipped=COUNT, verified=COUNT, thread_ids=TEXTS
+    ),
     "undo": document(thread_id=TEXT, undo=OPERATION),
     "redo": document(thread_id=TEXT, redo=OPERATION),
     "ops": document(thread_id=TEXT, operations=listed(OPERATION)),
     "branch list": document(
         thread_id=TEXT,
-        branches=listed(fields(name=TEXT, thread_id=TEXT, origin=maybe(TEXT), step=maybe(COUNT), updated_at=TIME)),
+        branches=listed(
+            fields(name=TEXT, thread_id=TEXT, archived=FLAG, origin=maybe(TEXT), id=TEXT, step=COUNT, updated_at=TIME)
+        ),
     ),
+    "branch rename": _BRANCH,
+    "branch archive": _BRANCH,
+    "branch unarchive": _BRANCH,
+    "note": document(thread_id=TEXT, id=TEXT, step=COUNT, note=TEXT),
     "branch delete": _DELETED,
     "tag REF": document(thread_id=TEXT, id=TEXT, step=COUNT, tag=TEXT, given=FLAG),
     "tag": document(thread_id=TEXT, tags=listed(fields(tag=TEXT, checkpoints=COUNT, newest=TEXT, step=COUNT))),

@@ -176,3 +176,68 @@ def spoil_an_object(path: Path) -> None:
             body = bytearray(stored)
             body[len(body) // 2] ^= 1
             connection.execute("UPDATE objects SET body = ? WHERE id = ?", (bytes(body), number))
+
+
+def test_what_destroys_takes_names_of_threads_and_branches_and_nothing_less(run: Run, own_file: Path) -> None:
+    """A step, a tag or the beginning of an id means a checkpoint, and its thread may be the wrong one to delete."""
+    for ref in ("trip-to-oslo~2", "trip-to-oslo#3", "trip-to-oslo@merge", "@", "#1"):
+        for words in (["rm", ref], ["branch", "delete", ref], ["retention", "apply", ref]):
+            assert run(*words, "--yes", "--store", own_file).code == 3, (words, ref)
+    deleted = run("rm", "trip-to-oslo@cheap", "--yes", "--store", own_file, "--json").json
+    assert len(deleted["threads"]) == 1
+    assert deleted["threads"][0].startswith("trip-to-oslo-branch-cheap-")
+    run("branch", "delete", "trip-to-oslo@scenic", "--yes", "--store", own_file)
+    left = run("branch", "list", "trip-to-oslo", "--store", own_file, "--json").json["branches"]
+    assert [branch["name"] for branch in left] == ["family"]
+    assert count(own_file, "trip-to-oslo") == 9
+
+
+def test_branches_and_tags_without_a_thread_are_those_of_the_last_one(run: Run, own_file: Path) -> None:
+    with everstep.open(own_file).sync as engine:
+        engine.append("trip-to-oslo", [])
+    named = run("branch", "list", "trip-to-oslo", "--store", own_file, "--json").json
+    assert len(named["branches"]) == 3
+    assert run("branch", "--store", own_file, "--json").json == named
+    assert run("branch", "list", "--store", own_file, "--json").json == named
+    tags = run("tag", "trip-to-oslo", "--store", own_file, "--json").json
+    assert run("tag", "--store", own_file, "--json").json == tags
+
+
+def test_an_unknown_thread_is_told_by_those_who_check_and_measure(run: Run, own_file: Path, tmp_path: Path) -> None:
+    for words in (["verify", "nope"], ["repair", "nope"], ["stats", "nope"], ["export", "nope", "-o", tmp_path / "f"]):
+        assert run(*words, "--store", own_file).code == 3, words
+    branch = run("stats", "trip-to-oslo@cheap", "--store", own_file, "--json").json
+    assert branch["checkpoints"] == 3
+
+
+def test_a_branch_is_renamed_and_archived(run: Run, own_file: Path) -> None:
+    renamed = run("branch", "rename", "trip-to-oslo@family", "with her sister", "--store", own_file, "--json")
+    schemas.check("branch rename", renamed.json)
+    assert renamed.json["name"] == "with her sister"
+    thread = renamed.json["thread_id"]
+    shown = run("show", "trip-to-oslo@with her sister", "--store", own_file, "--json").json
+    assert shown["thread_id"] == thread
+    schemas.check("branch archive", run("branch", "archive", thread, "--store", own_file, "--json").json)
+
+    listed = run("branch", "list", "trip-to-oslo", "--store", own_file, "--json")
+    every = run("branch", "list", "trip-to-oslo", "--archived", "--store", own_file)
+    assert {branch["name"] for branch in listed.json["branches"]} == {"cheap", "scenic"}
+    assert "with her sister (archived)" in every.out
+    assert thread not in run("threads", "--store", own_file).out
+    assert thread in run("threads", "--archived", "--store", own_file).out
+    assert run("branch", "rename", "trip-to-oslo", "x", "--store", own_file).code == 2
+
+    schemas.check("branch unarchive", run("branch", "unarchive", thread, "--store", own_file, "--json").json)
+    assert thread in run("threads", "--store", own_file).out
+    assert "unarchive" in run("undo", thread, "--store", own_file).out
+
+
+def test_a_note_is_kept_and_printed(run: Run, own_file: Path) -> None:
+    done = run("note", "trip-to-oslo#7", "the last good one", "--store", own_file, "--json")
+    schemas.check("note", done.json)
+    assert run("note", "trip-to-oslo#7", "--store", own_file).out == "the last good one\n"
+    assert "the last good one" in run("show", "trip-to-oslo#7", "--store", own_file).out
+    assert "the last good one" in run("log", "trip-to-oslo", "--store", own_file).out
+    assert run("note", "-d", "trip-to-oslo#7", "x", "--store", own_file).code == 2
+    assert "no note" in run("note", "-d", "trip-to-oslo#7", "--store", own_file).out
+    assert run("note", "trip-to-oslo#7", "--store", own_file).out == "nothing is noted\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 import click
 import pytest
 
+import everstep
+import everstep.web
 from everstep.cli import catalog, group, output, text
 from tests.cli.conftest import Run, start_process
 
@@ -160,12 +163,77 @@ def test_a_server_that_does_not_answer_ends_with_5(run: Run) -> None:
 def test_a_shell_completes_commands_options_and_threads(words: str, found: str, demo_file: Path) -> None:
     environment = {
         "_EVERSTEP_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - 1),
+        "COMP_TYPED": words,
+        "COMP_BREAKS": ":=@",
         "EVERSTEP_STORE": str(demo_file),
     }
     done = start_process(env=environment)
     assert found in done.out.splitlines()
+
+
+NAMES = ["plain", "with space", "with:colon", "user:42:chat", "it's", "$HOME", 'a"b', "mail@home", "ünï, b"]
+
+
+@pytest.fixture(scope="module")
+def odd_names(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose threads have names that shells take apart."""
+    path = tmp_path_factory.mktemp("odd") / "odd.db"
+    with everstep.open(path, synchronous="off").sync as engine:
+        for name in NAMES:
+            engine.append(name, [])
+        begin = engine.append("trunk", [])
+        for name in ("cheap one", "dear"):
+            engine.branch(begin, name)
+        engine.tag(begin, "good")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("typed", "inserted"),
+    [
+        ("log pl", ["plain"]),
+        ("log with", ["with:colon", "with\\ space"]),
+        ("log with\\ ", ["with\\ space"]),
+        ('log "with ', ["with space"]),
+        ("log user:", ["42:chat"]),
+        ("log user:42:c", ["chat"]),
+        ('log "user:4', ["user:42:chat"]),
+        ("log mail@", ["@home"]),
+        ("log mail@h", ["@home"]),
+        ("log trunk@", ["@cheap\\ one", "@dear", "@good", "@manual"]),
+        ("log trunk@c", ["@cheap\\ one"]),
+        ("log it", ["it\\'s"]),
+        ("log \\$", ["\\$HOME"]),
+        ('log "\\$', ["\\$HOME"]),
+        ("log a", ['a\\"b']),
+        ("log ün", ["ünï,\\ b"]),
+        ("diff plain user:", ["42:chat"]),
+        ("log nothing", []),
+    ],
+)
+def test_bash_inserts_names_so_that_they_stay_one_word(
+    typed: str, inserted: list[str], odd_names: Path, tmp_path: Path
+) -> None:
+    command = tmp_path / "everstep"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m everstep "$@"\n')
+    command.chmod(0o755)
+    script = """
+        source <(everstep completion bash)
+        COMP_LINE="everstep $TYPED" COMP_POINT=10000
+        _everstep_completion everstep
+        for reply in "${COMPREPLY[@]}"; do printf '%s\\n' "$reply"; done
+    """
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "EVERSTEP_STORE": str(odd_names),
+        "TYPED": typed,
+        "LC_ALL": "C.UTF-8",
+    }
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert sorted(done.stdout.splitlines()) == inserted
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -193,14 +261,19 @@ def test_ui_serves_the_store_that_was_named(run: Run, demo_file: Path, monkeypat
             "demo": False,
             "langgraph": None,
             "options": {},
+            "redact": None,
         },
     )
+    monkeypatch.setenv("EVERSTEP_TOKEN", "from outside")
+    assert run("ui", "--demo", "--redact").code == 0
+    assert calls[3][1]["token"] == "from outside"
+    assert calls[3][1]["redact"] is everstep.web.redact_secrets
     assert calls[1][0] is None
     assert calls[1][1]["demo"] is True
     assert calls[1][1]["token"] == "auto"
     assert calls[2][0] is None
     assert calls[2][1]["langgraph"] == "sqlite:///graph.db"
-    assert len(calls) == 3
+    assert len(calls) == 4
 
 
 def test_ui_opens_the_store_with_the_options_of_the_file(
@@ -292,6 +365,33 @@ def test_ctrl_c_ends_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     assert run("config").code == 130
 
 
+def test_ctrl_c_while_it_is_still_importing_ends_with_130() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'everstep.cli.session':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from everstep.cli.start import main\n"
+        "sys.exit(main(['threads']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_where_few_characters_can_be_written_others_are_escaped(odd_names: Path) -> None:
+    surroundings = {"PYTHONIOENCODING": "ascii"}
+    columns = start_process("threads", "--store", odd_names, env=surroundings)
+    assert columns.code == 0
+    assert "\\u00fcn\\u00ef, b" in columns.out
+    found = start_process("threads", "--json", "--store", odd_names, env=surroundings).json
+    assert {thread["thread_id"] for thread in found["threads"]} >= set(NAMES)
+    missing = start_process("show", "grün\U0001f600", "--json", "--store", odd_names, env=surroundings)
+    assert missing.code == 3
+    assert "grün\U0001f600" in missing.error["message"]
+
+
 def test_a_reader_that_leaves_is_no_error(demo_file: Path) -> None:
     command = (
         f"{sys.executable} -m everstep --help-me | true; {sys.executable} -m everstep tag support-4711 | head -n 1"
@@ -305,6 +405,18 @@ def test_a_reader_that_leaves_is_no_error(demo_file: Path) -> None:
     )
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize("form", ["table", "json", "jsonl"])
+def test_a_command_whose_reader_has_left_ends_with_0(demo_file: Path, form: str) -> None:
+    words = ["log", "support-4711", "-n", "1000", "-o", form, "--store", str(demo_file)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "everstep", *words], stdout=pipe, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # -- harmless text

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from everstep.cli import health
-from tests.cli.conftest import Run
+from tests.cli.conftest import Done, Run, start_process
 from tests.tools import servers
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -64,6 +65,60 @@ def test_clocks_that_disagree_are_a_warning() -> None:
 def test_settings_of_redis_are_judged(settings: dict[str, str], found: list[str]) -> None:
     judged = health.judge_redis({"used_memory": 95}, settings)
     assert [f"{finding.check} {finding.status}" for finding in judged] == found
+
+
+def test_little_room_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.db"
+    assert health.check_space(tmp_path, path).status == "ok"
+    little = shutil.disk_usage(tmp_path)._replace(free=health.SPACE_MIN_BYTES - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: little)
+    assert health.check_space(tmp_path, path).status == "warn"
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0xFF
+    path.write_bytes(content)
+
+
+def content_of(done: Done) -> tuple[str, str]:
+    (found,) = [check for check in done.json["checks"] if check["check"] == "content"]
+    return found["status"], found["advice"]
+
+
+def test_a_damaged_file_is_told_and_what_helps(own_file: Path) -> None:
+    whole = start_process("doctor", "--store", own_file, "--json")
+    assert (whole.code, content_of(whole)[0]) == (0, "ok")
+
+    # A byte in the middle of an object: only the checksum of its page tells.
+    at = own_file.read_bytes().rindex(b"Lighthouse")
+    flip(own_file, at)
+    flipped = start_process("doctor", "--store", own_file, "--json")
+    assert content_of(flipped)[0] == "warn"
+    assert "everstep verify" in content_of(flipped)[1]
+
+    # The header of a page in the middle.
+    page_bytes = int.from_bytes(own_file.read_bytes()[16:18], "big")
+    flip(own_file, own_file.stat().st_size // page_bytes // 2 * page_bytes)
+    broken = start_process("doctor", "--store", own_file, "--json")
+    assert (broken.code, content_of(broken)[0]) == (1, "fail")
+
+
+def test_a_file_that_was_cut_off_is_not_taken_for_a_server(own_file: Path) -> None:
+    content = own_file.read_bytes()
+    own_file.write_bytes(content[: len(content) // 2])
+    done = start_process("doctor", "--store", own_file, "--json")
+
+    assert done.code == 1
+    assert "everstep repair" in done.json["checks"][-1]["advice"]
+
+
+def test_a_look_at_a_large_file_ends_in_time(demo_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_STEPS_BETWEEN_LOOKS", 1)
+    found = health.check_content(demo_file, seconds=0)
+
+    assert found.status == "ok"
+    assert "in 0 s" in found.message
 
 
 def test_a_healthy_file(run: Run, demo_file: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli import schemas
 from tests.cli.conftest import Run, start_process
+from tests.cli.terminals import start_on_terminal
 
 
 def head(run: Run, file: Path, thread: str = "trip-to-oslo") -> Any:
@@ -56,6 +57,40 @@ def test_fork_with_the_editor(run: Run, own_file: Path, tmp_path: Path, monkeypa
 
     editor.write_text("#!/bin/sh\ntrue\n")
     assert run("fork", "trip-to-oslo#7", "-b", "same", "--edit", "--store", own_file).code == 1
+
+
+def test_an_edit_that_is_no_json_is_not_lost(own_file: Path, tmp_path: Path) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\necho "{ typed by hand" > "$1"\n')
+    editor.chmod(0o755)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    surroundings = {"VISUAL": str(editor), "TMPDIR": str(kept)}
+
+    done = start_process("fork", "trip-to-oslo", "-b", "x", "--edit", "--store", own_file, env=surroundings)
+
+    assert done.code == 2
+    (file,) = kept.iterdir()
+    assert str(file) in done.err
+    assert file.read_text() == "{ typed by hand\n"
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_on_a_terminal_an_edit_may_be_done_again(own_file: Path, tmp_path: Path) -> None:
+    editor = tmp_path / "editor"
+    # The first time a quote is lost, and the second time it is put back: so it sees what was typed before.
+    editor.write_text(
+        '#!/bin/sh\nif grep -q \'"people: 2\' "$1"; then sed -i \'s/"people: 2/"people": 4/\' "$1"\n'
+        'else sed -i \'s/"people": 2/"people: 2/\' "$1"; fi\n'
+    )
+    editor.chmod(0o755)
+    words = ["fork", "trip-to-oslo", "-b", "again", "--edit", "--store", own_file]
+
+    seen = start_on_terminal(*words, answers="y\n", after="Edit it again?", environment={"VISUAL": str(editor)})
+
+    assert seen.code == 0, seen.screen
+    assert "no JSON" in seen.screen
+    assert start_process("get", "again", "/people", "--store", own_file).json == 4
 
 
 def test_fork_of_a_graph_with_edits_names_what_to_call(run: Run, own_file: Path) -> None:
@@ -117,3 +152,31 @@ def test_a_thread_that_is_no_branch_needs_a_target(run: Run, own_file: Path) -> 
 def test_replay_tells_what_would_run(run: Run, demo_file: Path) -> None:
     done = run("replay", "refund-0093", "--json", "--store", demo_file).json
     assert done["next_node"] == "ask_person"
+
+
+def test_replay_of_a_run_tells_what_is_recorded_and_what_it_waits_for(run: Run, demo_file: Path) -> None:
+    done = run("replay", "trip-to-bergen", "--store", demo_file)
+    assert done.out.splitlines() == [
+        "next: waits for an answer: Book it for 412?",
+        "there already: find_trains",
+        "there already: ask_model",
+        "there already: hold_seats",
+        "  await engine.resume('trip-to-bergen')",
+    ]
+
+
+def test_replay_of_an_earlier_step_of_a_run_tells_what_would_be_made_again(run: Run, demo_file: Path) -> None:
+    done = run("replay", "trip-to-bergen#2", "--json", "--store", demo_file).json
+    assert [result["node"] for result in done["results"]] == ["find_trains"]
+    assert done["again"] == ["ask_model", "hold_seats"]
+    assert done["waits"] == []
+
+
+def test_replay_of_a_run_that_is_done_has_nothing_next(run: Run, demo_file: Path) -> None:
+    assert run("replay", "report-week-46", "--store", demo_file).out.startswith("next: nothing: the run has ended here")
+
+
+def test_operations_are_told_in_words(run: Run, demo_file: Path) -> None:
+    told = run("ops", "trip-to-oslo", "--store", demo_file).out
+    assert "branch cheap at" in told
+    assert "checkpoint_id" not in told

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
 import everstep
+from everstep.cli.commands.looking import _STATUSES
+from everstep.views import runs, threads
 from tests.cli import schemas
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, start_process
 from tests.cli.terminals import start_on_terminal
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe\u2066 \x9b2J\u200f end\nnext"
@@ -38,6 +44,16 @@ def test_threads_are_found_by_a_word_and_by_what_they_wait_for(run: Run, demo_fi
     assert {thread["thread_id"] for thread in waiting} == {"refund-0093", "trip-to-bergen"}
     assert recent
     assert none == []
+
+
+def test_every_status_that_is_shown_can_be_asked_for(run: Run, demo_file: Path) -> None:
+    assert set(_STATUSES) == set(threads.STATUSES) == {*runs.STATUSES, "damaged"}
+    shown = run("threads", "--store", demo_file, "--json").json["threads"]
+    for status in {thread["status"] for thread in shown} - {None}:
+        found = run("threads", "--status", status, "--store", demo_file, "--json").json["threads"]
+        assert [thread["thread_id"] for thread in found] == [
+            thread["thread_id"] for thread in shown if thread["status"] == status
+        ]
 
 
 def test_a_time_that_is_none_is_a_usage_error(run: Run, demo_file: Path) -> None:
@@ -79,6 +95,61 @@ def test_an_empty_answer_says_that_a_filter_hides_rows(run: Run, demo_file: Path
 
 def test_without_a_name_it_is_the_thread_that_was_active_last(run: Run, demo_file: Path) -> None:
     assert run("log", "--json", "--store", demo_file).json["thread_id"] == "refund-0093"
+
+
+def test_references_without_a_name_are_about_the_thread_that_was_active_last(run: Run, own_file: Path) -> None:
+    def shown(ref: str) -> tuple[str, int]:
+        found = run("show", ref, "--store", own_file, "--json").json
+        return found["thread_id"], found["step"]
+
+    assert run("rewind", "trip-to-oslo~1", "--store", own_file).code == 0
+    assert run("undo", "trip-to-oslo", "--store", own_file).code == 0
+    assert [shown(ref) for ref in ("@", "@~1", "#4")] == [("trip-to-oslo", step) for step in (9, 8, 4)]
+    assert shown("ckpt-trip-to-oslo-7-") == ("trip-to-oslo", 7)
+    ambiguous = run("show", "ckpt-trip-to-oslo-", "--store", own_file)
+    assert ambiguous.code == 3
+    assert "may be" in ambiguous.err
+
+
+def test_a_branch_is_meant_by_its_name_wherever_a_thread_is(run: Run, own_file: Path) -> None:
+    def stored(*arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = run(*arguments, "--store", own_file, "--json").json
+        return found
+
+    thread = stored("fork", "trip-to-oslo~2", "-b", "quiet hotel")["thread_id"]
+    assert stored("show", "quiet hotel")["thread_id"] == thread
+    assert stored("log", "trip-to-oslo@quiet hotel")["thread_id"] == thread
+    assert stored("ops", "quiet hotel")["thread_id"] == thread
+    assert stored("merge", "quiet hotel", "--dry-run")["source"] == thread
+    # What cannot be taken back wants the whole name.
+    assert run("rm", "quiet hotel", "--yes", "--store", own_file).code == 3
+
+
+def test_hints_can_be_typed_as_they_are(own_file: Path) -> None:
+    thread = "a b: c's"
+    with everstep.open(own_file).sync as engine:
+        for n in range(2):
+            engine.append(thread, [{"role": "user", "content": str(n)}])
+    hints = []
+    for words in (["threads"], ["rewind", "@~1"], ["undo"], ["tag", "@", "two words"]):
+        seen = start_on_terminal(*words, "--no-pager", "--store", own_file)
+        assert seen.code == 0
+        (hint,) = [line for line in seen.screen.splitlines() if "hint: everstep" in line]
+        hints.append(shlex.split(click.unstyle(hint).partition("everstep ")[2]))
+    assert hints == [["log", thread], ["undo", thread], ["redo", thread], ["show", f"{thread}@two words"]]
+
+
+def test_only_the_lanes_of_a_graph_are_painted(demo_file: Path) -> None:
+    drawn = start_process("log", "trip-to-oslo", "--graph", "-n", "3", "--color", "always", "--store", demo_file).out
+    assert "older checkpoints not shown)" in drawn
+    assert "\x1b[32m@" in drawn
+
+
+def test_undo_of_a_thread_that_is_not_there_is_not_found(run: Run, demo_file: Path) -> None:
+    done = run("undo", "trip-to-olso", "--store", demo_file)
+
+    assert done.code == 3
+    assert "trip-to-oslo" in done.err
 
 
 def test_a_graph_is_drawn(run: Run, demo_file: Path) -> None:
@@ -195,11 +266,12 @@ def test_tail_shows_what_another_process_writes(own_file: Path) -> None:
 def test_tail_of_all_threads_begins_with_what_is_new(own_file: Path) -> None:
     command = [sys.executable, "-m", "everstep", "tail", "-n", "2", "--interval", "0.05", "--store", str(own_file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
         with everstep.open(own_file).sync as engine:
-            step = 0
-            while process.poll() is None and step < 2000:  # it may have begun to look only now
-                step += 1
-                engine.append("new-thread", [{"role": "user", "content": f"word {step}"}])
+            # It may have begun to look only now, however much was written before: so more is written until it ends.
+            while process.poll() is None and time.monotonic() < until:
+                engine.append("new-thread", [{"role": "user", "content": "one more word"}])
+        process.kill()
         assert process.stdout is not None
         lines = process.stdout.read().splitlines()
 

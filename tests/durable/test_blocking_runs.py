@@ -9,14 +9,9 @@ import pytest
 
 import everstep
 from everstep.stores.protocol import Store
-from tests.durable.test_runs import Killed, World
+from tests.durable.worlds import Killed, World
 
 pytestmark = pytest.mark.parametrize("face", ["blocking"], indirect=True)
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
 
 
 @pytest.fixture

@@ -10,21 +10,9 @@ import everstep
 from everstep.durable import functions, running
 from everstep.durable.live import repository_of
 from everstep.repository.effects import Effects, host_of
-from everstep.stores.protocol import Store
-from tests.durable.test_runs import Killed, World, killed
+from tests.durable.worlds import Killed, World, killed
 
 pytestmark = pytest.mark.parametrize("face", ["async"], indirect=True)
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def engine(store: Store) -> everstep.CheckpointEngine:
-    whole = getattr(store, "whole", store)
-    return everstep.CheckpointEngine(everstep.StoreBackend(whole))
 
 
 async def step_of(engine: everstep.CheckpointEngine, thread_id: str, key: str) -> str:
@@ -101,6 +89,47 @@ async def test_a_fork_goes_on_before_the_step_and_leaves_the_old_line(
     names = {info.thread_id for info in await engine.runs("done")}
     assert len(names) == 1
     assert names != {"t"}
+
+
+async def test_a_run_goes_on_in_one_branch_however_often_it_is_taken_up(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    colours = ["red"]
+
+    @engine.durable(on_change="fork")
+    async def work(run: everstep.Run) -> list[str]:
+        painted = await run.step(world.do, "paint", colours[0], key="paint")
+        return [painted, await run.step(world.do, "last", key="last")]
+
+    world.kill_at("last")
+    await killed(work(thread_id="t"))
+    colours[0] = "blue"
+    world.kill_at("last")
+    await killed(engine.resume("t"))
+    for _ in range(3):
+        await engine.recover()
+    assert world.calls == ["paint", "last", "paint", "last", "last"]
+    assert await engine.resume("t") == ["blue", "last"]
+    assert sorted([info.status for info in await engine.runs()]) == ["done", "paused"]
+    # With the code that it was begun with it goes on where it was.
+    colours[0] = "red"
+    assert await engine.resume("t") == ["red", "last"]
+    assert sorted([info.status for info in await engine.runs()]) == ["done", "done"]
+
+
+async def test_a_branch_that_was_taken_up_is_recovered(engine: everstep.CheckpointEngine, world: World) -> None:
+    @engine.durable
+    async def work(run: everstep.Run) -> str:
+        await run.step(world.do, "one", key="one")
+        result: str = await run.step(world.do, "two", key="two")
+        return result
+
+    await work(thread_id="t")
+    branch = await engine.branch(await step_of(engine, "t", "one"), "again")
+    assert await engine.recover() == []  # nobody takes up a branch that was only made
+    world.kill_at("two")
+    await killed(engine.resume(branch))
+    assert [(info.thread_id, info.status) for info in await engine.recover()] == [(branch, "done")]
 
 
 async def test_rerun_does_steps_without_effect_anew(engine: everstep.CheckpointEngine, world: World) -> None:
@@ -248,6 +277,30 @@ async def test_a_rewound_run_gets_the_outcome_of_its_effect(engine: everstep.Che
     assert head.metadata.metadata["run_effects"] == "share"
 
 
+async def test_a_run_that_is_rewound_while_it_runs_goes_on_from_there(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    is_rewound = False
+
+    @engine.durable
+    async def work(run: everstep.Run) -> str:
+        nonlocal is_rewound
+        await run.step(world.do, "one", key="one")
+        await run.step(world.do, "two", key="two")
+        if not is_rewound:
+            is_rewound = True
+            await engine.rewind(await step_of(engine, "t", "one"))
+        await run.step(world.do, "three", key="three")
+        result: str = await run.step(world.do, "four", key="four")
+        return result
+
+    with pytest.raises(everstep.RunLost):
+        await work(thread_id="t")
+    assert world.calls == ["one", "two", "three"]
+    assert [info.status for info in await engine.recover()] == ["done"]
+    assert world.calls == ["one", "two", "three", "two", "four"]
+
+
 async def test_what_a_deleted_branch_did_to_the_world_is_told(
     engine: everstep.CheckpointEngine, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -363,6 +416,58 @@ async def test_a_rewind_takes_effects_back(engine: everstep.CheckpointEngine, wo
     assert world.calls == []
 
 
+async def test_a_rewind_takes_back_an_effect_that_a_crash_has_cut_off(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    refunds: list[str] = []
+
+    @engine.durable
+    async def work(run: everstep.Run) -> None:
+        await run.step(world.do, "one", key="one")
+        await run.step(world.do, "pay", key="pay", effect="once", undo=refunds.append)
+        raise Killed  # before the next commit, which would have recorded the step
+
+    await killed(work(thread_id="t"))
+    done = await engine.rewind(await step_of(engine, "t", "one"), compensate=True)
+    assert done.compensated == ["pay"]
+    assert refunds == ["pay"]
+
+
+async def test_a_rewind_does_not_guess_whether_an_effect_is_to_be_taken_back(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    refunds: list[str] = []
+
+    @engine.durable
+    async def work(run: everstep.Run) -> None:
+        await run.step(world.do, "one", key="one")
+        await run.step(world.do, "pay", key="pay", effect="once", undo=refunds.append)
+
+    world.kill_at("pay")
+    await killed(work(thread_id="t"))
+    before = await engine.get_latest("t")
+    with pytest.raises(everstep.EffectUnknown):
+        await engine.rewind(await step_of(engine, "t", "one"), compensate=True)
+    assert refunds == []
+    assert await engine.get_latest("t") == before
+
+
+async def test_an_effect_keeps_its_result_whatever_the_code_makes_of_it(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    @engine.durable
+    async def work(run: everstep.Run) -> list[int]:
+        paid: list[int] = await run.step(world.do, "pay", [1], key="pay", effect="once")
+        paid.append(2)
+        await run.step(world.do, "tell", len(paid), key="tell")
+        await run.step(world.do, "last", key="last")
+        return paid
+
+    world.kill_at("last")
+    await killed(work(thread_id="t"))
+    assert await engine.resume("t") == [1, 2]
+
+
 async def test_a_compensation_that_is_cut_off_goes_on(engine: everstep.CheckpointEngine, world: World) -> None:
     refunds: list[str] = []
 
@@ -427,6 +532,28 @@ async def test_what_a_merged_branch_has_done_comes_along(engine: everstep.Checkp
     await engine.merge_branch(branch, "t", resolve="theirs")
     assert await engine.resume("t") == ["one", "two", "three"]
     assert world.calls == ["one", "two", "three"]
+
+
+async def test_a_run_has_ended_when_a_branch_that_has_is_merged(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    @engine.durable
+    async def work(run: everstep.Run) -> str:
+        answer: str = await run.ask("Which?")
+        await run.step(world.do, "act")
+        return answer
+
+    runner = functions.async_runner(engine, engine._programs.find(work.name))
+    await running.take_part(runner, "t", ((), {}))
+    head = await engine.get_latest("t")
+    assert head is not None
+    branch = await engine.branch(head.metadata.checkpoint_id, "ahead")
+    await engine.answer(branch, "that")
+    assert await engine.resume(branch) == "that"
+    await engine.merge_branch(branch, "t", resolve="theirs")
+    assert [(info.thread_id, info.status) for info in await engine.recover()] == [("t", "done")]
+    assert await engine.recover() == []
+    assert world.calls == ["act"]
 
 
 async def _taken_up(engine: everstep.CheckpointEngine, thread_id: str) -> str:

@@ -1,12 +1,13 @@
-"""Durable programs made at random, killed at every commit and inside their steps, and taken up again.
+"""Durable programs made at random, killed at every commit and inside their steps, failing, and taken up again.
 
-The result is that of an undisturbed run; effects are performed once, other steps at least once; what is recorded is not
-called again. EVERSTEP_EXAMPLES says how many programs are tried.
+The result, the messages and the state are those of an undisturbed run; effects are performed once, other steps at least
+once; what is recorded is not called again. EVERSTEP_EXAMPLES says how many programs are tried.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,10 @@ ATTEMPTS_MAX = 60
 
 class Killed(BaseException):
     """Stands for the end of a process: nothing that it does later has an effect."""
+
+
+class Stumbled(Exception):
+    """What the code of a program raises, and does not catch."""
 
 
 # -- programs
@@ -84,6 +89,13 @@ class Broken:
 
 
 @dataclass(frozen=True)
+class Stumble:
+    """An error that ends the run when the code comes there for the first time. Then it is taken up again."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Together:
     """Programs side by side, each in a scope of its own."""
 
@@ -91,8 +103,11 @@ class Together:
 
 
 names = st.sampled_from(["a", "b", "c"])
+once = st.builds(Do, names, st.just("once"), st.just(0))
 single = st.one_of(
-    st.builds(Do, names, st.just("once"), st.just(0)),
+    once,
+    once,
+    once,
     st.builds(Do, names, st.sampled_from(["none", "retry", "once"]), st.just(0)),
     st.builds(Do, names, st.sampled_from(["none", "retry"]), st.integers(1, 2)),
     st.builds(Ask, names),
@@ -100,12 +115,21 @@ single = st.one_of(
     st.builds(Nap),
     st.builds(Note, st.sampled_from(["x", "y"])),
     st.builds(Broken, names),
+    st.builds(Stumble, names),
 )
 several = st.lists(single, min_size=1, max_size=3).map(tuple)
 together = st.builds(Together, st.lists(several, min_size=2, max_size=3).map(tuple))
 programs = st.lists(st.one_of(single, single, together), min_size=1, max_size=5)
-kills = st.lists(st.tuples(st.integers(1, 14), st.sampled_from(["before", "after"])), min_size=1, max_size=4)
+COMMITS = ("checkpoint", "claim", "effect begun", "effect done")
+CALLS = ("inside none", "inside retry", "inside once", "inside broken")
+# By number, or at the first point of a kind: most points are those of claims and checkpoints.
+places = st.one_of(st.integers(1, 14), st.sampled_from(COMMITS + CALLS), st.sampled_from(COMMITS[2:]))
+kills = st.lists(st.tuples(places, st.sampled_from(["before", "after"])), min_size=1, max_size=4)
 ends = st.one_of(st.just(None), st.tuples(st.sampled_from(["rewind", "branch"]), st.integers(0, 30)))
+
+
+Kill = tuple[int | str, str]
+"""Where a process is killed, and whether before that or after it."""
 
 
 class Calls(NamedTuple):
@@ -122,20 +146,30 @@ class Gate:
     def __init__(self) -> None:
         self.left = 0
         """How many points are left until it is killed; 0: it is not."""
+        self.kind = ""
+        """At which kind of points it is killed; empty: it is not."""
         self.when = "before"
         self.is_dead = False
         self.killed: Counter[tuple[str, str]] = Counter()
 
-    def begin(self, kill: tuple[int, str] | None) -> None:
+    def begin(self, kill: Kill | None) -> None:
         self.is_dead = False
-        self.left, self.when = kill if kill is not None else (0, "before")
+        self.left = 0
+        self.kind = ""
+        if kill is None:
+            return
+        place, self.when = kill
+        if isinstance(place, str):
+            self.kind = place
+        else:
+            self.left = place
 
     @contextmanager
     def point(self, label: str) -> Iterator[None]:
         """Pass something that happens or does not."""
         self.check()
         self.left -= 1
-        is_last = self.left == 0
+        is_last = self.left == 0 or self.kind == label
         if is_last and self.when == "before":
             self._kill(label)
         yield
@@ -185,10 +219,14 @@ class Gated:
 class Trial:
     """One program on one store."""
 
-    def __init__(self, store: Any, program: Sequence[Any]) -> None:
+    def __init__(self, store: Any, program: Sequence[Any], *, stumbles: bool = True) -> None:
         self.gate = Gate()
+        self._stumbles = stumbles
+        self._stumbled: set[str] = set()
         self.calls = Calls(Counter(), Counter())
         self.recorded: set[str] = set()
+        self.held: list[Any] = []
+        """The messages and the state that it ended with."""
         self._store = store
         self._program = program
         self._tries: Counter[str] = Counter()
@@ -220,6 +258,11 @@ class Trial:
                 return await run.step(self._broken, each.name)
             except ValueError as error:
                 return f"caught {error}"
+        if isinstance(each, Stumble):
+            if self._stumbles and each.name not in self._stumbled:
+                self._stumbled.add(each.name)
+                raise Stumbled
+            return None
         if isinstance(each, Ask):
             return await run.ask(f"{each.name}?")
         if isinstance(each, Wait):
@@ -255,7 +298,7 @@ class Trial:
 
     # -- running it
 
-    async def attempt(self, kill: tuple[int, str] | None) -> str:
+    async def attempt(self, kill: Kill | None) -> str:
         """Run it until it ends, waits or is killed, as a process of its own; return which."""
         self.gate.begin(kill)
         engine = self.engine()
@@ -268,6 +311,8 @@ class Trial:
             ended = "done" if part.is_done else "waiting"
         except Killed:
             ended = "killed"
+        except Stumbled:
+            ended = "failed"
         again = {key for key in self.calls.all if self.calls.all[key] > before[key]} & self.recorded
         assert not again, f"recorded, and called again: {again}"
         return ended
@@ -300,14 +345,19 @@ class Trial:
         happened = [each for each in self.calls.performed if each.split("/", 1)[1].rpartition("/")[0] == key]
         return everstep.happened(_result_of(key)) if happened else everstep.did_not_happen()
 
-    async def to_the_end(self, kills: Sequence[tuple[int, str]]) -> Any:
+    async def to_the_end(self, kills: Sequence[Kill]) -> Any:
         """Run it with these kills, and return its result."""
         left = list(kills)
         for _ in range(ATTEMPTS_MAX):
             ended = await self.attempt(left.pop(0) if left else None)
             await self.look()
             if ended == "done":
-                return await self.engine(is_gated=False).durable(self.code, name="work")(thread_id="t")  # type: ignore[call-overload]
+                engine = self.engine(is_gated=False)
+                result = await engine.durable(self.code, name="work")(thread_id="t")  # type: ignore[call-overload]
+                head = await engine.get_latest("t")
+                assert head is not None
+                self.held = [head.messages, head.state]
+                return result
             if ended == "waiting":
                 await self.answer_all()
         raise AssertionError("it did not come to an end")
@@ -323,22 +373,26 @@ def _result_of(key: str) -> str:
     return f"effect of {key}"
 
 
-async def undisturbed(store: Any, program: Sequence[Any]) -> Any:
-    return await Trial(store, program).to_the_end([])
+async def undisturbed(program: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the result of a program that nothing happens to, and what it holds then."""
+    trial = Trial(MemoryStore(), program, stumbles=False)
+    result = await trial.to_the_end([])
+    return result, trial.held
 
 
 KILLED: Counter[tuple[str, str]] = Counter()
 """Where processes were killed, over all examples of a run."""
 
 
-async def check(store: Any, program: Sequence[Any], kills: Sequence[tuple[int, str]], end: Any) -> None:
+async def check(store: Any, program: Sequence[Any], kills: Sequence[Kill], end: Any) -> None:
     """Run a program with kills, and compare it with an undisturbed run."""
-    expected = await undisturbed(MemoryStore(), program)
+    expected, held = await undisturbed(program)
     trial = Trial(store, program)
     with mock.patch.object(claims, "is_dead", return_value=True):
         found = await trial.to_the_end(kills)
     KILLED.update(trial.gate.killed)
     assert _without_fates(found) == _without_fates(expected)
+    assert trial.held == held
     effects = dict(trial.calls.performed)
     once = [key for key in effects if await _is_once(trial, key)]
     assert all(effects[key] == 1 for key in once), f"performed more than once: {effects}"
@@ -402,7 +456,7 @@ async def test_programs_that_are_killed_come_to_the_same_end(store: Store) -> No
 
     @settings(max_examples=examples(whole), database=None)
     @given(programs, kills, ends)
-    def run(program: list[Any], kills: list[tuple[int, str]], end: Any) -> None:
+    def run(program: list[Any], kills: list[Kill], end: Any) -> None:
         nonlocal count
         count += 1
         asyncio.run_coroutine_threadsafe(_fresh(whole, program, kills, end), loop).result()
@@ -410,9 +464,12 @@ async def test_programs_that_are_killed_come_to_the_same_end(store: Store) -> No
     await asyncio.to_thread(run)
     assert count > 1
     if os.environ.get("EVERSTEP_EXAMPLES"):
-        print(sorted(KILLED.items()))
+        print(count, "programs, killed at", sorted(KILLED.items()))
+    if examples(whole) >= 2_000:
+        rare = [place for place in itertools.product(COMMITS, ("before", "after")) if KILLED[place] < 50]
+        assert not rare, f"hardly ever killed there: {rare}"
 
 
-async def _fresh(store: Any, program: list[Any], kills: list[tuple[int, str]], end: Any) -> None:
+async def _fresh(store: Any, program: list[Any], kills: list[Kill], end: Any) -> None:
     await everstep.CheckpointEngine(everstep.StoreBackend(store)).delete_threads(everything=True)
     await check(store, program, kills, end)

@@ -10,50 +10,14 @@ from typing import Any
 import pytest
 
 import everstep
+from everstep.durable import lists
+from everstep.durable.live import repository_of
 from everstep.repository.claims import Claims
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Store
+from tests.durable.worlds import World, killed
 
 pytestmark = pytest.mark.parametrize("face", ["async"], indirect=True)
-
-
-class Killed(BaseException):
-    """What a test raises in the place of a kill."""
-
-
-class World:
-    """What steps do, counted."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.killed_at: str | None = None
-
-    def kill_at(self, name: str | None) -> None:
-        self.killed_at = name
-
-    def do(self, name: str, result: Any = None) -> Any:
-        self.calls.append(name)
-        if name == self.killed_at:
-            self.killed_at = None
-            raise Killed(name)
-        return result if result is not None else name
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def engine(store: Store) -> everstep.CheckpointEngine:
-    whole = getattr(store, "whole", store)
-    return everstep.CheckpointEngine(everstep.StoreBackend(whole))
-
-
-async def killed(run: Any) -> None:
-    """Run something that is killed."""
-    with pytest.raises(Killed):
-        await run
 
 
 async def test_a_recorded_step_is_not_called_again(engine: everstep.CheckpointEngine, world: World) -> None:
@@ -177,6 +141,45 @@ async def test_a_question_waits_over_restarts(engine: everstep.CheckpointEngine,
     assert world.calls == ["plan", "book"]
 
 
+async def test_a_run_that_is_just_let_go_is_recovered(
+    engine: everstep.CheckpointEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    @engine.durable
+    async def trip(run: everstep.Run) -> str:
+        return str(await run.ask("Where to?"))
+
+    handle = await trip.start(thread_id="t")
+    await asyncio.wait([handle._task])
+    # As if the answer came before the claim was given back.
+    claims = Claims(repository_of(engine))
+    claim = await claims.take("t", await claims.find("t"), 30.0, is_task=False)
+    await engine.answer("t", "Oslo")
+    caplog.set_level("INFO", "everstep")
+    recovering = asyncio.create_task(engine.recover())
+    while "by somebody else" not in caplog.text:
+        await asyncio.sleep(0.001)
+    await claim.release("", None, begun=True)
+
+    assert [info.status for info in await recovering] == ["done"]
+
+
+async def test_a_run_that_somebody_keeps_is_left_to_them(
+    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @engine.durable
+    async def trip(run: everstep.Run) -> str:
+        return str(await run.ask("Where to?"))
+
+    monkeypatch.setattr(lists, "_LETTING_GO_SECONDS", 0.05)
+    handle = await trip.start(thread_id="t")
+    await asyncio.wait([handle._task])
+    claims = Claims(repository_of(engine))
+    await claims.take("t", await claims.find("t"), 30.0, is_task=False)
+    await engine.answer("t", "Oslo")
+
+    assert [info.status for info in await engine.recover()] == ["ready"]
+
+
 async def test_who_waits_for_the_result_takes_the_run_up_when_the_answer_is_there(
     engine: everstep.CheckpointEngine,
 ) -> None:
@@ -289,6 +292,31 @@ async def test_a_failure_that_ended_the_run_is_tried_again(engine: everstep.Chec
     broken[0] = False
     assert await engine.resume("t") == "fine"
     assert world.calls == ["before", "flaky", "flaky"]
+
+
+async def test_what_the_code_puts_into_messages_is_there_once_after_a_failure(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    is_broken = True
+
+    @engine.durable
+    async def work(run: everstep.Run) -> None:
+        run.messages.append({"role": "user", "content": "first"})
+        run.state["count"] = run.state.get("count", 0) + 1
+        await run.step(world.do, "one")
+        run.messages.append({"role": "user", "content": "second"})
+        if is_broken:
+            raise ConnectionError("down")
+        await run.step(world.do, "two")
+
+    with pytest.raises(ConnectionError):
+        await work(thread_id="t")
+    is_broken = False
+    await engine.resume("t")
+    head = await engine.get_latest("t")
+    assert head is not None
+    assert [message["content"] for message in head.messages] == ["first", "second"]
+    assert head.state == {"count": 1}
 
 
 async def test_retries_and_their_failures_are_recorded(engine: everstep.CheckpointEngine) -> None:

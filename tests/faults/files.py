@@ -14,7 +14,7 @@ from pathlib import Path
 _WRITER = """
 import os, signal, sys
 from pathlib import Path
-from tests.faults.test_bit_flips import fill
+from tests.faults.contents import fill
 fill(Path(sys.argv[1]))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -23,8 +23,8 @@ from everstep.stores.sqlite import verify as sqlite_verify
 from everstep.stores.sqlite.schema import PAGE_BYTES
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import follow
+from tests.faults.contents import everything, wrong_after
 from tests.faults.files import COPIES, back_up, vacuum_into, write_and_be_killed
-from tests.faults.test_bit_flips import everything, wrong_after
 
 FLIPS = 50
 
@@ -167,12 +167,13 @@ def test_a_damaged_file_is_looked_at_once(killed: Path, tmp_path: Path, monkeypa
         connection.execute("UPDATE lines SET total = total + 1")
     spoil_checksums(path)
     looked = []
+    verify = sqlite_verify.verify
 
     def look(*args: Any) -> None:
         looked.append(args)
-        sqlite_verify.verify(*args)
+        verify(*args)
 
-    monkeypatch.setattr(sqlite_checksums, "verify", look)
+    monkeypatch.setattr(sqlite_verify, "verify", look)
     with everstep.open(f"sqlite:///{path}").sync as engine:
         for _ in range(3):
             with pytest.raises(CheckpointCorrupted, match="wrong count of checkpoints"):

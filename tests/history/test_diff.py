@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from everstep import MISSING, Diff, Difference
 from everstep.history.diff import compare
-from everstep.values import codec, tree
-from tests.values.test_tree import message
-from tests.values.test_walk import Shelf
+from everstep.values import codec
+from everstep.values.tree import lists
+from tests.history.drawn_values import LONG, MESSAGES, STATES
+from tests.values.shelves import Shelf
+from tests.values.trees import message
 
 
 def changes(a: tuple[Any, ...], b: tuple[Any, ...], *, whole: tuple[bool, bool] = (False, False)) -> list[Difference]:
@@ -30,27 +32,6 @@ def in_state(a: Any, b: Any) -> list[tuple[str, str, Any, Any]]:
 
 def in_messages(a: list[Any], b: list[Any]) -> list[tuple[str, str, Any, Any]]:
     return [(d.path, d.kind, d.before, d.after) for d in changes((a,), (b,))]
-
-
-LONG = "x" * 3000
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "a", "text", LONG, 1.0, 0.0, b"b"]),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(["a", "b", "odd key", "c"]), inner, max_size=4)
-        | st.dictionaries(st.sampled_from([1, "a"]), inner, max_size=2)
-        | st.lists(inner, max_size=2).map(tuple)
-    ),
-    max_leaves=12,
-)
-STATES = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), PLAIN, max_size=4)
-MESSAGES = st.lists(
-    st.fixed_dictionaries(
-        {"content": st.sampled_from(["one", "two", LONG])}, optional={"id": st.sampled_from(["m1", "m2", "m3", 1, 2])}
-    )
-    | st.sampled_from([1, "text"]),
-    max_size=6,
-)
 
 
 # -- laws
@@ -93,7 +74,7 @@ def test_values_that_another_release_grouped_otherwise_are_equal(monkeypatch: py
     state = {"big": big, "t": tuple(range(2000))}
     shelf = Shelf()
     old = shelf.root(messages, state)
-    monkeypatch.setattr(tree, "_GROUP_ODDS", 32)
+    monkeypatch.setattr(lists, "_GROUP_ODDS", 32)
     new, more = shelf.root(messages, state), shelf.root(messages, state | {"n": 1})
     moved = shelf.root(messages, state | {"big": dict(reversed(big.items()))})
 

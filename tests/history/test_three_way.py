@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from everstep import MISSING, Conflict, InvalidInput, MergeConflict, UnstorableValue
 from everstep.history.three_way import Merged, merge
 from everstep.values import codec, tree
-from tests.history.test_diff import LONG, MESSAGES, PLAIN, STATES
-from tests.values.test_tree import message
-from tests.values.test_walk import Shelf, written
+from tests.history.drawn_values import LONG, MESSAGES, PLAIN, STATES
+from tests.values.shelves import Shelf, written
+from tests.values.trees import message
 
 Fields = tuple[list[Any], dict[str, Any], dict[str, Any]]
 

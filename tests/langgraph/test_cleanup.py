@@ -17,7 +17,7 @@ from everstep.langgraph.tasks import TaskManager, cleanup_old_checkpoints, clean
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Query
 from tests.langgraph.graphs import in_memory
-from tests.langgraph.test_tasks import Script, Work, log
+from tests.langgraph.scripts import Script, Work, log
 from tests.langgraph.tools import FacedSaver, at, checkpoint
 
 TASK = "6f1e1315-d859-61c3-8003-4caf3dd1f4ba"

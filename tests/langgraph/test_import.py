@@ -54,6 +54,8 @@ from everstep.langgraph import (
     ImportProgress,
     ImportReport,
     aimport_langgraph,
+    import_batches,
+    import_comparing,
     import_langgraph,
     importing,
     stock_postgres,
@@ -214,7 +216,7 @@ def test_every_graph_is_there_afterwards_and_goes_on_as_before(any_stock, tmp_pa
 
 
 def test_into_every_store(place: Place, file, monkeypatch):
-    monkeypatch.setattr(importing, "_BATCH_MAX", 4)  # so that a thread takes several
+    monkeypatch.setattr(import_batches, "_BATCH_MAX", 4)  # so that a thread takes several
     names = ("delta chat", "asking", "nested", "fan")
     for name in names:
         file.run(*GRAPHS[name], name)
@@ -573,10 +575,10 @@ def test_a_special_write_that_alone_was_replaced_since(stock, saver):
 
 KILLED = """
 import sys
-from everstep.langgraph import import_langgraph, importing
+from everstep.langgraph import import_batches, import_langgraph
 from everstep.stores.staging import StagingStore
 
-source, target, where, after, importing._BATCH_MAX = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
+source, target, where, after, import_batches._BATCH_MAX = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
 
 def stand_still():
     print("now", flush=True)
@@ -627,7 +629,7 @@ def test_whoever_is_killed_goes_on_later(file, tmp_path, where, after, batch):
 
 
 def test_a_source_that_is_written_to_is_seen_as_of_one_moment(stock, saver, monkeypatch):
-    monkeypatch.setattr(importing, "_TOLD_EACH", 1)
+    monkeypatch.setattr(import_comparing, "_TOLD_EACH", 1)
     stock.run(delta_chat, [human(n) for n in range(3)], "t")
     with stock.saver() as other:
         before = len(tuples(other, "t"))
@@ -652,7 +654,7 @@ def test_how_large_a_batch_is_makes_no_difference(file, monkeypatch, name):
         file.run(*GRAPHS[name], name)
     found = []
     for size in (1, 3, 500):
-        monkeypatch.setattr(importing, "_BATCH_MAX", size)
+        monkeypatch.setattr(import_batches, "_BATCH_MAX", size)
         with HarnessCheckpointer() as saver:
             moved(file, saver)
             assert_imported(file, saver, name)
@@ -815,7 +817,11 @@ def test_what_is_in_memory_does_not_grow_with_the_source(tmp_path, saver, monkey
         for name in numbers(range(30)):
             values = {"n": os.urandom(2000), "m": name}
             config = other.put(config, checkpoint(name, values, {"n": name, "m": name}), {}, {"n": name, "m": name})
-    for module, name in ((importing, "_BATCH_BYTES"), (stock_postgres, "_GROUP_BYTES"), (importing, "_COMPARED_BYTES")):
+    for module, name in (
+        (import_batches, "_BATCH_BYTES"),
+        (stock_postgres, "_GROUP_BYTES"),
+        (import_comparing, "_COMPARED_BYTES"),
+    ):
         monkeypatch.setattr(module, name, 10_000)
     sent = counted(monkeypatch, MemoryStore, "adopt")
     sent_new = counted(monkeypatch, MemoryStore, "adopt_new")
@@ -871,7 +877,7 @@ def test_one_that_cannot_be_put_is_named_among_many(file, saver):
 
 
 def test_somebody_else_who_writes_to_the_thread_meanwhile_loses_nothing(stock, saver, monkeypatch):
-    monkeypatch.setattr(importing, "_BATCH_MAX", 2)
+    monkeypatch.setattr(import_batches, "_BATCH_MAX", 2)
     with stock.saver() as other:
         put_chain(other, [{"n": n} for n in range(6)])
     config = at("t", "", "00000001")
@@ -967,7 +973,7 @@ def test_writes_without_a_checkpoint_in_memory_come_along(saver):
 
 
 def test_a_saver_in_memory_that_is_written_to_is_seen_as_of_one_moment(saver, monkeypatch):
-    monkeypatch.setattr(importing, "_BATCH_MAX", 2)
+    monkeypatch.setattr(import_batches, "_BATCH_MAX", 2)
     memory: Any = InMemorySaver()
     delta_chat(memory).invoke(human(1), at("t", None))
     before = len(list(memory.list(at("t", None))))
@@ -1345,7 +1351,7 @@ def test_without_the_stock_saver_there_is_no_verifying(file, tmp_path):
 
 
 def test_progress_goes_up_to_the_totals(stock, saver, monkeypatch):
-    monkeypatch.setattr(importing, "_TOLD_EACH", 1)
+    monkeypatch.setattr(import_comparing, "_TOLD_EACH", 1)
     for thread in ("a", "b"):
         stock.run(chat, [human(n) for n in range(2)], thread)
     told: list[ImportProgress] = []
@@ -1426,7 +1432,7 @@ def test_the_asynchronous_twin_lets_the_loop_go_on(stock, saver):
 
 
 def test_a_cancelled_import_ends_and_can_go_on(file, saver, monkeypatch):
-    monkeypatch.setattr(importing, "_BATCH_MAX", 1)
+    monkeypatch.setattr(import_batches, "_BATCH_MAX", 1)
     file.run(chat, [human(n) for n in range(4)], "t")
 
     async def story() -> None:

@@ -77,7 +77,7 @@ class Forgetful(dict[bytes, tree.Content]):
 
 
 def test_an_object_that_leaves_memory_is_said_to_be_missing() -> None:
-    node = tree.Writer().value({str(n): "x" * 100 for n in range(50)}, "value")
+    node = tree.Writer().value({str(n): "x" * 100 for n in range(500)}, "value")
 
     with pytest.raises(tree.MissingObject):
         tree.entries(node, Forgetful())

@@ -27,16 +27,14 @@ import everstep
 from everstep import errors
 from everstep.langgraph import HarnessCheckpointer, asend, runs, send
 from everstep.langgraph.checkpoints import Threads
-from everstep.langgraph.queues import Queues, queues
 from everstep.langgraph.tasks import TaskManager
 from everstep.repository import claims
 from everstep.repository.claims import Claims, Found
 from everstep.runtime.blocking import run_to_end
+from everstep.runtime.queues import Queues, queues
 from everstep.stores.protocol import Change, Query
 from everstep.types import TASK_NAMESPACE
-from tests.conftest import Place
 from tests.langgraph.tools import FacedSaver, task_claims
-from tests.tools import servers
 from tests.tools.between import Between
 from tests.tools.nursery import Child
 
@@ -1064,16 +1062,6 @@ def workers() -> Iterator[Callable[..., Worker]]:
     yield make_worker
     for worker in made:
         worker.close()
-
-
-@pytest.fixture
-def shared(place: Place, saver: FacedSaver) -> tuple[str, dict[str, Any]]:
-    """Where the store of the saver under test is, for other processes."""
-    if place.kind == "sqlite":
-        return str(place.path), {}
-    if place.kind == "postgres":
-        return servers.postgres(), {}
-    return servers.redis(), {"key_prefix": place._prefix}
 
 
 many = pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"], indirect=True)

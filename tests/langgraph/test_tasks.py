@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import operator
 import os
 import signal
 import subprocess
@@ -37,7 +36,7 @@ from everstep.runtime.blocking import run_to_end
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Change, Query
 from everstep.types import TASK_NAMESPACE
-from tests.conftest import Place
+from tests.langgraph.scripts import Script, Work, log
 from tests.langgraph.task_worker import steps
 from tests.langgraph.tools import FacedSaver, at, checkpoint, task_claims
 from tests.tools import servers
@@ -62,44 +61,12 @@ class Faced:
         return call
 
 
-class Script:
-    """A graph of nodes that do what a test says, and a note of what ran."""
-
-    def __init__(self, **acts: Callable[[Any], Any]) -> None:
-        self.acts, self.ran = acts, list[str]()
-
-    def graph(self, schema: Any = None) -> Any:
-        graph: Any = StateGraph(schema or Work)
-        before = START
-        for name in self.acts:
-            graph.add_node(name, self._node(name))
-            graph.add_edge(before, name)
-            before = name
-        return graph
-
-    def _node(self, name: str) -> Callable[[Any], Any]:
-        def run(state: Any) -> Any:
-            self.ran.append(name)
-            return self.acts[name](state)
-
-        return run
-
-
-class Work(TypedDict, total=False):
-    logs: Annotated[list[Any], operator.add]
-    current_stage: str
-
-
 class Chat(TypedDict):
     messages: Annotated[list[Any], add_messages]
 
 
 class Broken(Exception):
     pass
-
-
-def log(*lines: Any) -> Callable[[Any], Any]:
-    return lambda _: {"logs": list(lines)}
 
 
 def fail(text: str = "no") -> Callable[[Any], Any]:
@@ -1165,16 +1132,6 @@ def workers() -> Iterator[Callable[..., Worker]]:
     yield make_worker
     for worker in made:
         worker.close()
-
-
-@pytest.fixture
-def shared(place: Place, saver: FacedSaver) -> tuple[str, dict[str, Any]]:
-    """Where the store of the saver under test is, for other processes."""
-    if place.kind == "sqlite":
-        return str(place.path), {}
-    if place.kind == "postgres":
-        return servers.postgres(), {}
-    return servers.redis(), {"key_prefix": place._prefix}
 
 
 many = pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"], indirect=True)

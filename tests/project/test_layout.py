@@ -65,6 +65,11 @@ FEATURES = {
     "a live thread": "capture/live.py",
     "what a store is": "stores/protocol.py",
     "what a commit means": "stores/transaction.py",
+    "what a deletion means": "stores/deletion.py",
+    "repair of a damaged store": "upkeep/repair.py",
+    "backups": "transfer/backups.py",
+    "the commands by name": "cli/catalog.py",
+    "the HTTP interface": "web/endpoints.py",
 }
 """What people look for, and the file that they should think of first."""
 
@@ -89,6 +94,18 @@ def test_every_part_has_its_layer() -> None:
     assert parts == set().union(*LAYERS)
 
 
+def test_the_picture_shows_the_layers() -> None:
+    page = (SOURCE.parents[1] / "docs/architecture.md").read_text()
+    drawn: list[set[str]] = []
+    for line in page.split("```")[1].strip().split("\n"):
+        drawn.append({name for name in re.split(r"\s+", line[:40].strip()) if name})
+    heights = [{layer(name) for name in names} for names in drawn]
+    assert all(len(height) == 1 for height in heights)
+    assert heights == sorted(heights, key=max, reverse=True)
+    folders = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()} - {"testing"}
+    assert folders - set().union(*drawn) == set()
+
+
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_is_where_its_name_says(feature: str) -> None:
     assert (SOURCE / FEATURES[feature]).is_file()
@@ -96,11 +113,22 @@ def test_a_feature_is_where_its_name_says(feature: str) -> None:
     assert f"`{FEATURES[feature]}`" in page
 
 
-def test_every_file_of_a_store_is_on_the_page() -> None:
+def test_every_file_is_on_the_page_and_nothing_else() -> None:
     page = (SOURCE.parents[1] / "docs/architecture.md").read_text()
-    files = [path.relative_to(SOURCE).as_posix() for path in (SOURCE / "stores").rglob("*.py")]
-    missing = [file for file in files if not file.endswith("__init__.py") and f"`{file}`" not in page]
-    assert missing == []
+    there = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if path.name != "__init__.py"}
+    named = set(re.findall(r"`([\w/]+\.py)`", page))
+    assert sorted(there - named) == []
+    assert sorted(name for name in named - there if not (SOURCE.parents[1] / name).is_file()) == []
+
+
+def test_no_test_module_imports_from_another() -> None:
+    tests = Path(__file__).parents[1]
+    borrowed = re.compile(r"^\s*(?:from|import) (tests[\w.]*\.test_\w+)", re.MULTILINE)
+    found: list[tuple[str, str]] = []
+    for path in tests.rglob("*.py"):
+        for name in borrowed.findall(path.read_text()):
+            found.append((path.relative_to(tests).as_posix(), name))
+    assert found == []
 
 
 def test_the_way_of_an_append_is_as_the_page_draws_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from everstep.retention.keeper import Keeper
 from everstep.retention.policies import Item, let_go
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Query, Store, Stored
-from tests.timeline.test_history import numbers, steps, write
+from tests.timeline.short_histories import make_backend, numbers, steps, write
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -422,11 +422,6 @@ async def test_a_save_that_is_noted_late_costs_no_newer_one(monkeypatch: pytest.
     await late
     await engine.append("t", [])
     assert [point.step for point in await engine.list_time_travel_points("t", 100)] == [12, 11, 10]
-
-
-def make_backend(engine: Any) -> Any:
-    """Return the engine's backend behind awaitable methods, whichever face is under test."""
-    return type(engine)(engine._target.checkpointer, engine._face)
 
 
 async def put_aged(backend: Any, step: int, *, hours: float, again: bool = False) -> None:

@@ -236,7 +236,7 @@ def test_a_lost_answer_that_nobody_has_time_to_look_for_is_unknown(monkeypatch: 
     engine = everstep.CheckpointEngine(everstep.StoreBackend(store)).sync
     engine.append("t", [{"role": "user", "content": "one"}])
 
-    def lost(_args: Any, _bucket: int, _thread_id: str, draft: Any, drafts: list[Any], _at: float) -> list[bytes]:
+    def lost(_args: Any, _bucket: int, _thread_id: str, draft: Any, drafts: list[Any]) -> list[bytes]:
         drafts.append(draft)
         return [b"stale", b"", b"", b"", b""]
 

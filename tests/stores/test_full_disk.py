@@ -13,7 +13,7 @@ import pytest
 
 import everstep
 from everstep import StoreFull
-from everstep.stores.protocol import Key
+from everstep.stores.deletion import Deletion
 from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.stores.sqlite import database as sqlite_database
 from everstep.stores.sqlite import files
@@ -77,8 +77,8 @@ def fits_few(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         _refuse_many(deleted.checkpoints)
         return deleted
 
-    def limited_some(rows: Rows, thread_id: str, keys: list[Key], spare: bool) -> int:
-        count = delete_some(rows, thread_id, keys, spare)
+    def limited_some(rows: Rows, deletion: Deletion) -> int:
+        count = delete_some(rows, deletion)
         _refuse_many(count)
         sizes.append(count)
         return count

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from everstep import HeadRegressed, StoreError
-from everstep.stores.heads import Heads, Seen
+from everstep.stores.heads import Heads, SeenHead
 
 LINE = ("t", "")
 
@@ -16,9 +16,9 @@ def test_what_was_noted_is_remembered() -> None:
     heads: Heads[str] = Heads()
     assert heads.get(LINE) is None
     heads.note(LINE, "1", 4, "head", None)
-    assert heads.get(LINE) == Seen("1", 4, "head")
+    assert heads.get(LINE) == SeenHead("1", 4, "head")
     heads.doubt(LINE)
-    assert heads.get(LINE) == Seen("1", 4, None)
+    assert heads.get(LINE) == SeenHead("1", 4, None)
     heads.forget(LINE)
     assert heads.get(LINE) is None
 
@@ -31,14 +31,14 @@ def test_a_generation_that_went_down_is_reported_once() -> None:
     assert isinstance(caught.value, StoreError)
     assert (caught.value.thread_id, caught.value.seen_generation, caught.value.found_generation) == ("t", 4, 3)
     heads.note(LINE, "1", 3, "older", heads.get(LINE))
-    assert heads.get(LINE) == Seen("1", 3, "older")
+    assert heads.get(LINE) == SeenHead("1", 3, "older")
 
 
 def test_a_new_family_starts_anew() -> None:
     heads: Heads[str] = Heads()
     heads.note(LINE, "1", 4, "head", None)
     heads.note(LINE, "2", 1, "other", heads.get(LINE))
-    assert heads.get(LINE) == Seen("2", 1, "other")
+    assert heads.get(LINE) == SeenHead("2", 1, "other")
 
 
 def test_an_answer_that_was_overtaken_in_this_process_is_no_loss() -> None:
@@ -47,7 +47,7 @@ def test_an_answer_that_was_overtaken_in_this_process_is_no_loss() -> None:
     since = heads.get(LINE)
     heads.note(LINE, "1", 5, "newer", since)
     heads.note(LINE, "1", 4, "head", since)
-    assert heads.get(LINE) == Seen("1", 5, "newer")
+    assert heads.get(LINE) == SeenHead("1", 5, "newer")
 
 
 def test_a_line_that_is_gone_is_a_loss_unless_it_was_deleted() -> None:
@@ -55,9 +55,9 @@ def test_a_line_that_is_gone_is_a_loss_unless_it_was_deleted() -> None:
     heads.note(LINE, "1", 4, "head", None, 40)
     heads.note(("t", "beside"), "1", 2, "head", None, 20)
     heads.note(("u", ""), "2", 1, "head", None, 10)
-    asked: list[Seen[str]] = []
+    asked: list[SeenHead[str]] = []
 
-    def was_deleted(seen: Seen[str], answer: bool) -> bool:
+    def was_deleted(seen: SeenHead[str], answer: bool) -> bool:
         asked.append(seen)
         return answer
 
@@ -69,13 +69,13 @@ def test_a_line_that_is_gone_is_a_loss_unless_it_was_deleted() -> None:
         heads.check(LINE, "3", 9, since, lambda seen: was_deleted(seen, False))
     assert (caught.value.seen_generation, caught.value.found_generation) == (4, 0)
     assert heads.any_of("t") is None, "all of the thread is lost: one error says so"
-    assert heads.any_of("u") == ("", Seen("2", 1, "head", 10))
+    assert heads.any_of("u") == ("", SeenHead("2", 1, "head", 10))
 
 
 def test_nothing_is_asked_about_a_line_that_is_there_or_was_never_seen() -> None:
     heads: Heads[str] = Heads()
 
-    def was_deleted(seen: Seen[str]) -> bool:
+    def was_deleted(seen: SeenHead[str]) -> bool:
         raise AssertionError(seen)
 
     heads.check(LINE, None, 0, heads.get(LINE), was_deleted)
@@ -87,9 +87,9 @@ def test_the_highest_number_of_a_family_is_remembered() -> None:
     heads: Heads[str] = Heads()
     heads.note(LINE, "1", 4, "head", None, 40)
     heads.note(LINE, "1", 5, None, None)
-    assert heads.get(LINE) == Seen("1", 5, None, 40)
+    assert heads.get(LINE) == SeenHead("1", 5, None, 40)
     heads.note(LINE, "2", 1, None, None)
-    assert heads.get(LINE) == Seen("2", 1, None, 0)
+    assert heads.get(LINE) == SeenHead("2", 1, None, 0)
 
 
 def test_the_oldest_go_first() -> None:

@@ -428,6 +428,27 @@ def test_a_connection_that_is_left_inside_a_transaction_is_not_lent_again(url: s
     pool.close()
 
 
+def test_what_fails_among_others_is_raised_and_nothing_else_is_told(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(connection: Connection) -> None:
+        with connection.in_one_go():
+            found = connection.execute("SELECT 1 FROM nobody_made_it")
+            connection.execute("SELECT 1")
+            found.fetchall()
+
+    def interrupt(connection: Connection) -> None:
+        with connection.in_one_go():
+            connection.execute("SELECT 1")
+            raise KeyboardInterrupt
+
+    with Connection.connect(url, autocommit=True) as connection:
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            fail(connection)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt(connection)
+        assert connection.execute("SELECT 1").fetchone() == (1,), "it can be used again"
+    assert not caplog.records
+
+
 def test_idle_connections_are_let_go(url: str) -> None:
     pool = Pool(lambda deadline: connect(url, deadline), 3, 0)
     with pool.connection(time.monotonic() + 10) as one, pool.connection(time.monotonic() + 10) as two:

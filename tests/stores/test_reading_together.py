@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 from everstep.errors import CheckpointCorrupted
-from everstep.stores.protocol import Change, Key, Move, ReadsTogether, Store, Write
+from everstep.stores.abilities import ReadsTogether
+from everstep.stores.protocol import Change, Key, Move, Store, Write
 from everstep.testing import follow, make_record, put
 from everstep.testing.builders import make_object
 from everstep.values.tree import hashes

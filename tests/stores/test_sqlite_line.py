@@ -26,7 +26,7 @@ from everstep.stores.sqlite.line import WritersLine
 from everstep.stores.sqlite.schema import PAGE_BYTES
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import follow
-from tests.stores.test_waiting import Clock
+from tests.stores.clocks import Clock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="locks of open files are Linux's")
 
@@ -316,8 +316,9 @@ def test_the_file_of_the_line_is_closed_before_a_fork(store: SQLiteStore, join: 
 
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether all of the log should be moved, each time that some of it was."""
+    """Whether all of the log should be moved, each time that some of it was. It is as short as beside a large file."""
     made: list[bool] = []
+    monkeypatch.setattr(sqlite_wal, "_TOGETHER_PAGES", 0)
     move = sqlite_wal.WriteAheadLog._move
 
     def watch(self: Any, connections: Any, *, is_whole: bool) -> None:
@@ -332,8 +333,22 @@ def log_pages(path: Path) -> int:
     return os.path.getsize(f"{path}-wal") // (PAGE_BYTES + 24)  # with its header
 
 
+def test_a_small_file_and_its_log_take_a_certain_size_together_and_then_the_log_is_short(
+    store: SQLiteStore, path: Path
+) -> None:
+    """To move the log waits for the disk, so a short history does it rarely; a long one still has a short log."""
+    longest = 0
+    while os.path.getsize(path) < 2 * sqlite_wal._TOGETHER_PAGES * PAGE_BYTES:
+        run_to_end(store.commit(follow("t", "c")))
+        longest = max(longest, log_pages(path))
+    assert 2 * sqlite_wal.WAL_PAGES_MIN < longest < 2 * sqlite_wal._TOGETHER_PAGES
+    for _ in range(2 * sqlite_wal.WAL_PAGES_MIN):
+        run_to_end(store.commit(follow("t", "c")))
+    assert log_pages(path) < 2 * sqlite_wal.WAL_PAGES_MIN
+
+
 def test_a_log_that_a_reader_keeps_is_not_moved_with_each_commit(
-    store: SQLiteStore, path: Path, moves: list[bool]
+    moves: list[bool], store: SQLiteStore, path: Path
 ) -> None:
     reader = sqlite_connecting.connect(path, busy_ms=0)
     reader.execute("BEGIN; SELECT * FROM counters")
@@ -343,7 +358,7 @@ def test_a_log_that_a_reader_keeps_is_not_moved_with_each_commit(
     reader.close()
 
 
-def test_what_another_process_has_moved_is_not_moved_again(store: SQLiteStore, path: Path, moves: list[bool]) -> None:
+def test_what_another_process_has_moved_is_not_moved_again(moves: list[bool], store: SQLiteStore, path: Path) -> None:
     reader = sqlite_connecting.connect(path, busy_ms=0)
     other = sqlite_connecting.connect(path, busy_ms=0)
     other.execute("SELECT * FROM counters").fetchall()  # now it knows that there is a log
@@ -361,7 +376,7 @@ def test_what_another_process_has_moved_is_not_moved_again(store: SQLiteStore, p
 
 
 def test_a_log_that_others_write_to_all_the_time_begins_anew(
-    store: SQLiteStore, path: Path, moves: list[bool], monkeypatch: pytest.MonkeyPatch
+    moves: list[bool], store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is never in the file as a whole, unless they are kept from writing."""
     move = sqlite_wal.WriteAheadLog._move

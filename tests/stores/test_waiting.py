@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -16,25 +15,9 @@ from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.stores.waiting import Rhythm, Waiting
 from everstep.testing import follow
+from tests.stores.clocks import Clock
 
 RHYTHM = Rhythm(early=(1.0, 2.0), late=(10.0, 20.0), late_after=100.0)
-
-
-class Clock:
-    """Stands in for `time`: whoever sleeps is woken at once, and is told that it was as long as he wanted."""
-
-    def __init__(self) -> None:
-        self.now = time.monotonic()
-        self.pauses: list[float] = []
-        self.after_pause: Callable[[int], object] = lambda _: None
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now += seconds
-        self.after_pause(len(self.pauses))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Key, Search, Write
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import make_record, put
-from tests.timeline.test_own_backend import Own
+from tests.timeline.own_backend import Own
 
 HELLO = [{"role": "user", "content": "hello"}]
 

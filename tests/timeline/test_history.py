@@ -12,29 +12,7 @@ import pytest
 import everstep
 from everstep import CannotUndo, Checkpoint, CheckpointNotFound, InvalidInput
 from everstep.stores.protocol import Key, Store, Write
-
-
-async def write(engine: Any, count: int, thread: str = "t", start: int = 1) -> list[str]:
-    """Append steps that tell their number and return their ids."""
-    return [
-        await engine.append(thread, [{"role": "user", "content": f"m{n}"}], {"n": n})
-        for n in range(start, start + count)
-    ]
-
-
-async def steps(engine: Any, thread: str = "t") -> list[int]:
-    return [point.step for point in await engine.list_time_travel_points(thread, 10_000)]
-
-
-async def numbers(engine: Any, thread: str = "t") -> list[int]:
-    """Return the "n" of every listed checkpoint, newest first."""
-    points = await engine.list_time_travel_points(thread, 10_000)
-    return [(await engine.get(point.checkpoint_id)).state.get("n") for point in points]
-
-
-async def head(engine: Any, thread: str = "t") -> Any:
-    latest = await engine.get_latest(thread)
-    return None if latest is None else latest.state.get("n")
+from tests.timeline.short_histories import head, numbers, steps, write
 
 
 class TestRewind:

@@ -10,33 +10,9 @@ import pytest
 import everstep
 from everstep import MISSING, CheckpointNotFound, Conflict, InvalidInput, MergeConflict
 from everstep.stores.protocol import Key, Store
-from tests.timeline.test_history import head, write
+from tests.timeline.short_histories import forked, head, latest, say, state, texts, write
 
 only_async = pytest.mark.parametrize("face", ["async"], indirect=True)
-
-
-async def state(engine: Any, thread: str = "t") -> Any:
-    return (await engine.get_latest(thread)).state
-
-
-async def texts(engine: Any, thread: str = "t") -> list[str]:
-    return [message["content"] for message in (await engine.get_latest(thread)).messages]
-
-
-async def latest(engine: Any, thread: str = "t") -> str:
-    found: str = (await engine.get_latest(thread)).metadata.checkpoint_id
-    return found
-
-
-async def forked(engine: Any, **values: Any) -> str:
-    """Write one step to "t", branch from it, and return the branch."""
-    first = await engine.append("t", [{"role": "user", "content": "base"}], values or {"k": 0})
-    name: str = await engine.branch(first, "idea")
-    return name
-
-
-def say(text: str, **more: Any) -> dict[str, Any]:
-    return {"role": "user", "content": text, **more}
 
 
 class TestMerge:

@@ -19,7 +19,7 @@ from everstep.stores.protocol import Store
 from tests.conftest import STORES, OneFace
 from tests.langgraph.graphs import chat, human
 from tests.langgraph.tools import at
-from tests.timeline.test_own_backend import Own
+from tests.timeline.own_backend import Own
 
 OLD, NEW = "0" * 16, "1" * 16
 

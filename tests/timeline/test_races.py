@@ -17,9 +17,7 @@ from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Change, Draft, Key, Query, Store, Swept
 from everstep.stores.sweeping import Sweep, Sweeps
 from tests.conftest import OneFace, Place
-from tests.retention.test_retention import make_backend
-from tests.timeline.test_history import numbers, write
-from tests.timeline.test_merging import forked, latest, say, state, texts
+from tests.timeline.short_histories import forked, latest, make_backend, numbers, say, state, texts, write
 from tests.tools.between import Between
 
 

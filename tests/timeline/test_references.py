@@ -122,6 +122,59 @@ async def test_in_a_known_thread_its_name_is_left_out(engine: Any) -> None:
         await engine.resolve("@", thread_id="absent")
 
 
+async def test_without_a_name_it_is_the_thread_that_was_active_last(engine: Any) -> None:
+    other = await written(engine, "other", 4, tags=["milestone"])
+    made = await written(engine, "trip", 3, tags=["milestone"])
+    points = await engine.list_time_travel_points("trip")
+    middle = datetime.fromisoformat(points[1].created_at)
+    refs = ["@", "@~1", "~1", "#1", f"@{{{middle.isoformat()}}}", "milestone", "milestone~2", made[1][-16:-4]]
+    assert await ids(engine, *refs) == [made[2], made[1], made[1], made[0], made[1], made[2], made[0], made[1]]
+    # The beginning of an id that names another thread means that one.
+    assert await ids(engine, other[1][:-6], f"{other[1][:-6]}~1") == [other[1], other[0]]
+    with pytest.raises(AmbiguousCheckpoint):
+        await engine.resolve("ckpt-other-")
+    with pytest.raises(CheckpointNotFound, match="thread 'trip' has no visible checkpoint of that step"):
+        await engine.resolve("#4")
+    with pytest.raises(CheckpointNotFound, match="there is no thread and no checkpoint 'nothing'"):
+        await engine.resolve("nothing")
+    await engine.append("other", [])
+    assert (await engine.resolve("@")).thread_id == "other"
+
+
+async def test_a_branch_means_its_head_from_its_family(engine: Any) -> None:
+    made = await written(engine, "trip", 2)
+    await written(engine, "other", 1)
+    cheap = await engine.branch(made[0], "cheap", thread_id="trip")
+    later = await written(engine, cheap, 2)
+    dear = await engine.branch(later[0], "dear", thread_id=cheap)
+    assert await ids(engine, "trip@cheap", "trip@cheap~1", "cheap", "cheap~1") == [later[1], later[0]] * 2
+    assert (await engine.resolve("dear")).thread_id == dear
+    assert (await engine.resolve("cheap", thread_id=dear)).thread_id == cheap
+    # Of another family it is not found.
+    await written(engine, "other", 1)
+    with pytest.raises(CheckpointNotFound):
+        await engine.resolve("cheap")
+    await engine.branch(made[1], "cheap", thread_id="trip")
+    with pytest.raises(AmbiguousCheckpoint, match="trip-branch-cheap"):
+        await engine.resolve("trip@cheap")
+
+
+async def test_what_is_not_in_a_known_thread_is_not_looked_for_in_the_last_one(engine: Any) -> None:
+    await written(engine, "trip", 1)
+    await written(engine, "other", 3, tags=["milestone"])
+    for ref in ("#3", "@~2", "milestone", "~2"):
+        with pytest.raises(CheckpointNotFound):
+            await engine.resolve(ref, thread_id="trip")
+
+
+async def test_in_an_empty_store_nothing_was_active_last(engine: Any) -> None:
+    for ref in ("@", "#1"):
+        with pytest.raises(CheckpointNotFound, match="there is no thread in this store"):
+            await engine.resolve(ref)
+    with pytest.raises(CheckpointNotFound, match="there is no thread and no checkpoint"):
+        await engine.resolve("milestone")
+
+
 async def test_a_name_that_is_mistyped_gets_the_ones_close_by(engine: Any) -> None:
     await written(engine, "trip-to-oslo", 1)
     with pytest.raises(CheckpointNotFound, match="did you mean 'trip-to-oslo'") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import everstep
 from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput
 from everstep.stores.protocol import Change, Operation
 from everstep.views.history import page
+from everstep.views.tags import listing
 
 
 async def _told(engine: everstep.CheckpointEngine, count: int = 4) -> list[str]:
@@ -106,6 +108,17 @@ async def test_a_tag_that_was_given_again_after_it_was_taken_away_stands(engine:
     assert [operation.kind for operation in await engine.operations("t")] == ["tag", "untag"]
 
 
+async def test_a_tag_that_was_written_and_given_again_is_there_once() -> None:
+    engine = everstep.CheckpointEngine(everstep.MemoryCheckpointer())
+    saved = await engine.append("t", [{"role": "user", "content": "Hello."}], tags=["draft"])
+    await engine.untag(saved, "draft")
+    await engine.tag(saved, "draft")
+    [row] = (await page(engine, "t"))["rows"]
+    assert row["tags"].count("draft") == 1
+    [told] = [tag for tag in (await listing(engine, "t"))["tags"] if tag["tag"] == "draft"]
+    assert told["checkpoints"] == 1
+
+
 async def test_tags_stand_in_the_order_they_were_given_last_and_as_they_were_written() -> None:
     engine = everstep.CheckpointEngine(everstep.MemoryCheckpointer())
     saved = (await _told(engine, 1))[0]
@@ -145,3 +158,6 @@ async def test_an_entry_that_does_not_say_which_tag_is_found_and_mended(kind: st
     report = await engine.repair(keep=tmp_path / "kept")
     assert report.left == []
     assert (await engine.resolve("t@good")).checkpoint_id == ids[1]
+    (kept,) = [json.loads(line) for line in (tmp_path / "kept").read_text().splitlines()]
+    assert (kept["what"], kept["thread_id"]) == ("an operation of the log", "t")
+    assert kept["stored"][:2] == [kind, WRONG[wrong]]

@@ -20,7 +20,7 @@ from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import BaseRef, Key, Store, Stored
 from everstep.testing import follow
 from everstep.transfer import copying
-from tests.langgraph.test_tasks import Script, log
+from tests.langgraph.scripts import Script, log
 from tests.langgraph.tools import at, checkpoint, task_claims
 
 

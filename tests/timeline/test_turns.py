@@ -26,10 +26,13 @@ from everstep.stores.postgres.rows import Rows
 from everstep.stores.postgres.store import PostgresStore
 from everstep.stores.protocol import BaseRef, Change, Draft, Query, Store, Stored
 from everstep.stores.redis import turns as redis_turns
+from everstep.stores.redis.server import Server
 from everstep.stores.redis.store import RedisStore
+from everstep.stores.redis.turns import Turn
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.testing import follow, head_id, ids, make_object, make_record, put
-from everstep.values import codec, pieces, tree
+from everstep.values import codec, pieces
+from everstep.values.tree import writer
 from tests.conftest import OneFace, Place
 from tests.faults.proxy import Proxy
 from tests.stores.postgres_tools import Wire
@@ -178,7 +181,7 @@ def test_a_large_message_is_cut_into_pieces_once_however_often_it_is_beaten(
                 cut.append(len(data))
             super().__init__(data, *rest)
 
-    monkeypatch.setattr(tree, "Layer", Counted)
+    monkeypatch.setattr(writer, "Layer", Counted)
     rival = everstep.open(f"sqlite:///{tmp_path}/a.db").sync
     tries = list[str]()
     beset: Any = Beset(SQLiteStore(tmp_path / "a.db"), lambda name: rival.append(name, [{"content": "rival"}]), tries)
@@ -309,25 +312,34 @@ def test_the_turn_of_a_writer_that_has_died_ends(server: Callable[..., RedisStor
     engine: Any = everstep.CheckpointEngine(everstep.StoreBackend(server())).sync
     engine.append("t", [{"role": "user", "content": "one"}])
     dead = server()
-    turn = dead._server.take_turn("t", 1e6, time.monotonic() + PATIENCE)
+    turn = take_turn(dead, 1e6, time.monotonic() + PATIENCE)
     assert turn is not None
     hasty = everstep.CheckpointEngine(everstep.StoreBackend(server(timeout_seconds=0.1))).sync
     for _ in range(2):  # the first call is the one that gets to know the server
         with pytest.raises((StoreUnavailable, CommitUnknown)):  # by what it was waiting for when time was up
             hasty.append("t", [{"role": "user", "content": "hasty"}])
-    dead._server.end_turn(turn, time.monotonic() + PATIENCE)
-    assert dead._server.take_turn("t", 0.0, time.monotonic() + PATIENCE) is not None  # a short one, which nobody ends
+    dead._server.do(lambda redis: redis.end_turn(turn), time.monotonic() + PATIENCE)
+    assert take_turn(dead, 0.0, time.monotonic() + PATIENCE) is not None  # a short one, which nobody ends
     engine.append("t", [{"role": "user", "content": "two"}])
     assert [message["content"] for message in engine.get_latest("t").messages] == ["one", "two"]
 
 
+def take_turn(store: RedisStore, seconds: float, deadline: float) -> Turn | None:
+    return store._server.do(lambda redis: redis.take_turn("t", seconds), deadline)
+
+
+def call(store: RedisStore, bucket: int, *args: Any) -> Any:
+    return store._server.do(lambda redis: redis._call(bucket, *args), time.monotonic() + PATIENCE)
+
+
 def length_of_line(store: RedisStore) -> int:
-    server = store._server
-    found = server._ask(time.monotonic() + PATIENCE, "load", "t", "", "head", "", "0", "0")
-    assert found is not None
-    bucket, reply = found
-    line = f"family:{reply[1].decode()}:line"
-    return int(server._call(bucket, time.monotonic() + PATIENCE, "get", "ZCARD", line))
+    def look(redis: Server) -> int:
+        found = redis._ask("load", "t", "", "head", "", "0", "0")
+        assert found is not None
+        bucket, reply = found
+        return int(redis._call(bucket, "get", "ZCARD", f"family:{reply[1].decode()}:line"))
+
+    return store._server.do(look, time.monotonic() + PATIENCE)
 
 
 class Waiter:
@@ -357,7 +369,7 @@ def test_those_who_wait_for_a_turn_are_served_in_the_order_of_coming(server: Cal
     """In turns, and with a change that met somebody else's turn: it gets in line too."""
     store = server(timeout_seconds=PATIENCE).blocking
     run_to_end(store.commit(follow("t", "c")))
-    turn = store._server.take_turn("t", 0.0, time.monotonic() + PATIENCE)
+    turn = take_turn(store, 0.0, time.monotonic() + PATIENCE)
     assert turn is not None
     waiters = list[Waiter]()
     for number in range(6):
@@ -370,7 +382,7 @@ def test_those_who_wait_for_a_turn_are_served_in_the_order_of_coming(server: Cal
                 run_to_end(other.commit(follow("t", name)))
 
         waiters.append(Waiter(store, write))
-    store._server.end_turn(turn, time.monotonic() + PATIENCE)
+    store._server.do(lambda redis: redis.end_turn(turn), time.monotonic() + PATIENCE)
     for waiter in waiters:
         waiter.join()
     names = ids(run_to_end(store.list_checkpoints(Query(thread_id="t"))))
@@ -398,10 +410,10 @@ def test_a_turn_is_two_calls_and_to_wait_for_it_one_more(
     run_to_end(store.in_turn("t", after_reading))
     assert sent == [[b"EVALSHA"]] * 2
     sent.clear()
-    turn = other._server.take_turn("t", 0.0, time.monotonic() + PATIENCE)
+    turn = take_turn(other, 0.0, time.monotonic() + PATIENCE)
     assert turn is not None
     waiter = Waiter(other, lambda: run_to_end(store.in_turn("t", after_reading)))
-    other._server.end_turn(turn, time.monotonic() + PATIENCE)
+    other._server.do(lambda redis: redis.end_turn(turn), time.monotonic() + PATIENCE)
     waiter.join()
     assert sent == [[b"EVALSHA"], [b"XREAD", b"EVALSHA"], [b"EVALSHA"]]
 
@@ -421,11 +433,11 @@ class Rival:
         monkeypatch.setattr(waiting.Waiting, "pause", self._pause)
 
     def take(self) -> None:
-        self.turn = self.store._server.take_turn("t", 0.0, time.monotonic() + PATIENCE)
+        self.turn = take_turn(self.store, 0.0, time.monotonic() + PATIENCE)
         assert self.turn is not None
 
     def use(self) -> None:
-        self.store._server.commit(follow("t", "rival"), time.monotonic() + PATIENCE, self.turn)
+        self.store._server.do(lambda redis: redis.commit(follow("t", "rival"), self.turn), time.monotonic() + PATIENCE)
 
     def _pause(self, _seconds: float) -> bool:
         self.pauses += 1
@@ -506,10 +518,10 @@ def test_a_near_writer_gets_in_line_behind_the_turn_of_a_far_one(
 ) -> None:
     rival.use()
     far = server(timeout_seconds=PATIENCE)
-    turn = far._server.take_turn("t", 0.0, time.monotonic() + PATIENCE)
+    turn = take_turn(far, 0.0, time.monotonic() + PATIENCE)
     assert turn is not None
     waiter = Waiter(rival.store, lambda: run_to_end(rival.near.in_turn("t", after_reading)))
-    far._server.end_turn(turn, time.monotonic() + PATIENCE)
+    far._server.do(lambda redis: redis.end_turn(turn), time.monotonic() + PATIENCE)
     waiter.join()
     assert rival.pauses == 0
 
@@ -540,13 +552,13 @@ def test_nobody_waits_for_ever_for_one_who_died_in_line(server: Callable[..., Re
     store = server(timeout_seconds=PATIENCE).blocking
     run_to_end(store.commit(follow("t", "c")))
     at = time.monotonic() + PATIENCE
-    turn = store._server.take_turn("t", PATIENCE, at)
+    turn = take_turn(store, PATIENCE, at)
     assert turn is not None
     # The time of the first is over when it would be its turn; the second is given one, which lasts so long.
-    for token, patience in (("first", 1), ("second", PATIENCE * 1000)):
-        reply = store._server._call(turn.bucket, at, "turn", "t", token, 200, patience)
+    for args in (("turn", "t", "first", 200, 1), ("turn", "t", "second", 200, PATIENCE * 1000)):
+        reply = call(store, turn.bucket, *args)
         assert reply[0] == b"wait"
-    store._server.end_turn(turn, at)
+    store._server.do(lambda redis: redis.end_turn(turn), at)
     run_to_end(store.commit(follow("t", "own")))
     assert run_to_end(head_id(store)) == "own-2"
 
@@ -573,10 +585,10 @@ def test_who_may_not_wait_on_the_server_looks_again(monkeypatch: pytest.MonkeyPa
         store = RedisStore(own.url, timeout_seconds=PATIENCE).blocking
         run_to_end(store.commit(follow("t", "c")))
         modest = RedisStore(own.url.replace("//", "//modest:pw@"), timeout_seconds=PATIENCE).blocking
-        turn = modest._server.take_turn("t", 0.0, time.monotonic() + PATIENCE)
+        turn = take_turn(modest, 0.0, time.monotonic() + PATIENCE)
         assert turn is not None
         waiter = Waiter(store, lambda: run_to_end(modest.in_turn("t", after_reading)))
-        modest._server.end_turn(turn, time.monotonic() + PATIENCE)
+        modest._server.do(lambda redis: redis.end_turn(turn), time.monotonic() + PATIENCE)
         waiter.join()
         assert run_to_end(head_id(store)) == "own-2"
         for opened in (store, modest):
@@ -592,15 +604,15 @@ def test_a_turn_is_not_longer_than_its_writer_has_time(
     asked: list[Any] = []
     ask = store._server._ask
 
-    def watch(at: float, verb: str, *args: Any, **options: Any) -> Any:
+    def watch(verb: str, *args: Any, **options: Any) -> Any:
         asked.append((verb, *args))
-        return ask(at, verb, *args, **options)
+        return ask(verb, *args, **options)
 
     monkeypatch.setattr(store._server, "_ask", watch)
-    turn = store._server.take_turn("t", 1e6, time.monotonic() + 2)
+    turn = take_turn(store, 1e6, time.monotonic() + 2)
     assert turn is not None
     assert [args[3] <= 2000 for args in asked if args[0] == "turn"] == [True]
-    store._server.end_turn(turn, time.monotonic() + 2)
+    store._server.do(lambda redis: redis.end_turn(turn), time.monotonic() + 2)
 
 
 def test_a_change_that_is_planned_gets_a_turn_too(
@@ -624,7 +636,7 @@ def test_a_change_that_is_planned_gets_a_turn_too(
             rival.append("t", [{"role": "user", "content": "rival"}])
         else:
             with pytest.raises(StoreUnavailable):
-                other._server.take_turn("t", 0.0, time.monotonic() + 0.2)
+                take_turn(other, 0.0, time.monotonic() + 0.2)
         return made
 
     monkeypatch.setattr(store._server, "_plan", beaten)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,6 @@ from everstep import (
     CopyReport,
     InvalidInput,
     MemoryCheckpointer,
-    PostgresCheckpointer,
-    RedisCheckpointer,
-    SQLiteCheckpointer,
     StoreBackend,
     UnsupportedByBackend,
 )
@@ -32,12 +29,12 @@ from everstep.stores.keyvalue.changing import ChangeRows
 from everstep.stores.keyvalue.keys import number
 from everstep.stores.keyvalue.rows import OBJECTS, family_name
 from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Key, Part, Query, RawThread, Store, Write
+from everstep.stores.protocol import Key, Part, Query, RawThread, Write
 from everstep.testing import put
 from everstep.transfer import families
 from tests.timeline.histories import Walker, same_tokens, seen
-from tests.tools import servers
 from tests.tools.between import Between
+from tests.transfer.copies import Killed, Make, Recording, busy, of_copy, stopping_after
 
 WAYS = [("memory", "sqlite"), ("sqlite", "memory"), ("sqlite", "sqlite"), ("memory", "memory")]
 SERVER_WAYS = {
@@ -49,50 +46,6 @@ SERVER_WAYS = {
 WALKS = [(*way, seed) for way in WAYS for seed in range(12)] + [
     (*way, seed) for way, seeds in SERVER_WAYS.items() for seed in seeds
 ]
-Make = Callable[[str], StoreBackend]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Make backends of a kind, each on a store of its own."""
-    made: list[StoreBackend] = []
-
-    def backend(kind: str) -> StoreBackend:
-        made.append(open_backend(kind, tmp_path, len(made)))
-        return made[-1]
-
-    yield backend
-    for one in made:
-        one.sync.close()
-
-
-def open_backend(kind: str, folder: Path, number: int) -> StoreBackend:
-    if kind == "memory":
-        return MemoryCheckpointer()
-    if kind == "sqlite":
-        return SQLiteCheckpointer(folder / f"{number}.db")
-    if kind in ("redis", "cluster"):
-        url = servers.redis() if kind == "redis" else servers.redis_cluster()
-        return RedisCheckpointer(url, key_prefix=servers.redis_prefix())
-    prefix = f"copy{number}_"
-    servers.clear_postgres(prefix)
-    return PostgresCheckpointer(servers.postgres(), table_prefix=prefix, max_size=2)
-
-
-def busy(backend: StoreBackend) -> None:
-    """Use numbers, so that those of a copy cannot be the same."""
-    engine = CheckpointEngine(backend).sync
-    for n in range(7):
-        engine.append("resident", [], {"n": n})
-    engine.rewind(engine.list_time_travel_points("resident")[3].checkpoint_id)
-
-
-def of_copy(found: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what was there before the copy."""
-    found = {name: what for name, what in found.items() if name != "resident"}
-    found["threads"] = [head for head in found["threads"] if head["thread_id"] != "resident"]
-    found["every thread"] = [name for name in found["every thread"] if name != "resident"]
-    return found
 
 
 class TestWhatComesAlong:
@@ -393,40 +346,6 @@ class TestAgain:
             everstep.copy(source, target)
 
         assert seen(target.store) == before
-
-
-class Recording:
-    """A store that notes what it adopts, and lets a test come in between."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.parts: list[Part] = []
-        self.before: Callable[[Part], Part | None] = lambda part: part
-
-    @property
-    def blocking(self) -> Recording:
-        twin = Recording(self._store.blocking)
-        twin.parts, twin.before = self.parts, self.before
-        return twin
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def adopt(self, part: Part) -> int:
-        self.parts.append(part)
-        changed = self.before(part)
-        if changed is None:
-            raise Killed
-        return await self._store.adopt(changed)
-
-
-class Killed(BaseException):
-    pass
-
-
-def stopping_after(count: int) -> Callable[[Part], Part | None]:
-    left = iter(range(count))
-    return lambda part: part if next(left, None) is not None else None
 
 
 class TestInterrupted:

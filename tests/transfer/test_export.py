@@ -55,7 +55,7 @@ from everstep.transfer.archive import (
 from everstep.values import codec, compress
 from tests.timeline.histories import Walker, same_tokens, seen
 from tests.tools.between import Between
-from tests.transfer.test_copy import Killed, Make, Recording, busy, make, of_copy, stopping_after  # noqa: F401
+from tests.transfer.copies import Killed, Make, Recording, busy, of_copy, stopping_after
 
 WAYS = [("memory", "sqlite"), ("sqlite", "memory")]
 SERVER_WAYS = [("sqlite", "postgres"), ("postgres", "redis"), ("redis", "sqlite"), ("cluster", "memory")]
@@ -114,7 +114,7 @@ class TestWhatComesAlong:
         one: str,
         other: str,
         seed: int,
-        make: Make,  # noqa: F811
+        make: Make,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -163,7 +163,7 @@ class TestWhatComesAlong:
         assert raw is not None
         assert [write.body for _, write in raw.writes] == [b"body"]
 
-    def test_large_values_come_in_many_frames(self, make: Make) -> None:  # noqa: F811
+    def test_large_values_come_in_many_frames(self, make: Make) -> None:
         source, target = make("memory"), make("sqlite")
         engine = CheckpointEngine(source, everstep.SnapshotConfig(gc_policy="keep_all")).sync
         for n in range(600):
@@ -201,6 +201,36 @@ class TestChoosing:
         with pytest.raises(InvalidInput, match="there already"):
             everstep.export_threads(MemoryStore(), path)
         assert path.read_text() == "mine"
+
+    def test_only_its_owner_can_read_a_file(self, tmp_path: Path) -> None:
+        source = MemoryStore()
+        everstep.export_threads(source, tmp_path / "x")
+        everstep.backup(source, tmp_path / "backups")
+        for path in [tmp_path / "x", tmp_path / "backups", *(tmp_path / "backups").iterdir()]:
+            assert path.stat().st_mode & 0o077 == 0, path
+
+    def test_nothing_is_written_through_a_link(self, tmp_path: Path) -> None:
+        victim = tmp_path / "victim"
+        victim.write_text("mine")
+        (tmp_path / "x.part").symlink_to(victim)
+        everstep.export_threads(MemoryStore(), tmp_path / "x")
+        assert victim.read_text() == "mine"
+        assert (tmp_path / "x").is_file()
+        assert not (tmp_path / "x").is_symlink()
+
+    def test_of_two_that_write_the_same_file_one_gets_it_whole(self, tmp_path: Path) -> None:
+        source = MemoryCheckpointer()
+        a_history(source)
+        path = tmp_path / "x"
+
+        def export_meanwhile(_: Any) -> None:
+            if not path.exists():
+                everstep.export_threads(source, path)
+
+        with pytest.raises(EverstepError):
+            everstep.export_threads(source, path, progress=export_meanwhile)
+        assert everstep.import_threads(path, MemoryStore()).checkpoints > 0
+        assert [file.name for file in tmp_path.iterdir()] == ["x"]
 
     def test_an_export_that_fails_leaves_no_file(self, tmp_path: Path) -> None:
         source = MemoryCheckpointer()
@@ -241,7 +271,7 @@ class TestChoosing:
         assert seen(target.store) == seen(source.store)
 
     @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-    def test_the_asynchronous_twins(self, kind: str, make: Make, tmp_path: Path) -> None:  # noqa: F811
+    def test_the_asynchronous_twins(self, kind: str, make: Make, tmp_path: Path) -> None:
         source, target = make("sqlite"), make(kind)
         Walker(source, 3).walk(50)
 
@@ -258,7 +288,7 @@ def fail() -> None:
 
 
 class TestAgain:
-    def test_importing_twice_sends_nothing(self, make: Make) -> None:  # noqa: F811
+    def test_importing_twice_sends_nothing(self, make: Make) -> None:
         source, target = make("sqlite"), Recording(make("sqlite").store)
         Walker(source, 8).walk(100)
         data = exported(source)
@@ -274,7 +304,7 @@ class TestAgain:
     def test_an_import_that_broke_off_anywhere_is_finished_by_the_next(
         self,
         kind: str,
-        make: Make,  # noqa: F811
+        make: Make,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         source = make("memory")

@@ -29,7 +29,7 @@ from everstep.transfer.increments import _Patch, _stretches
 from everstep.values import compress
 from tests.timeline.histories import Walker, seen
 from tests.tools.between import Between
-from tests.transfer.test_copy import Killed, Make, Recording, make, stopping_after  # noqa: F401
+from tests.transfer.copies import Killed, Make, Recording, stopping_after
 
 OLD = Path(__file__).parent / "backups_of_format_1"
 
@@ -137,7 +137,7 @@ def test_what_only_one_thread_of_a_family_did_does_not_bring_the_others(tmp_path
 
 
 @pytest.mark.parametrize(("one", "other"), [("sqlite", "memory"), ("postgres", "sqlite"), ("redis", "memory")])
-def test_every_store_at_every_point(one: str, other: str, tmp_path: Path, make: Make) -> None:  # noqa: F811
+def test_every_store_at_every_point(one: str, other: str, tmp_path: Path, make: Make) -> None:
     source = make(one)
     walker = Walker(source, 11, gc_policy="keep_last_n", gc_param=8)
     moments = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,17 @@ def test_too_few_or_many_fields_are_refused_in_the_same_words(count: int) -> Non
     read, checked = both(record, sealed(record, fields), root)
     assert read == checked
     assert read[1:] == (record.key.thread_id, record.key.checkpoint_id)
+
+
+@pytest.mark.parametrize("change", ["body = 5", "children = 7", "body = ''", "children = 'x'"])
+def test_an_object_that_is_no_bytes_is_found_and_set_aside(path: Path, change: str) -> None:
+    """One flipped bit of a row's header makes a number or a text of what was bytes."""
+    with closing(apsw.Connection(str(path), vfs=checksum_vfs())) as connection:
+        schema.add_functions(connection)
+        connection.execute(f"UPDATE objects SET {change} WHERE id = (SELECT max(id) FROM objects)")
+    with everstep.open(path).sync as engine:
+        (finding,) = engine.verify().findings
+        assert (finding.kind, finding.thread_id) == ("object", "long")
+        assert "something else than bytes" in finding.what
+        engine.repair(keep=path.with_suffix(".jsonl"))
+        assert engine.verify().ok

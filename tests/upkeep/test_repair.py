@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,31 @@ def test_a_dry_run_tells_and_changes_nothing(tmp_path: Path, keep: Path) -> None
             assert report.removed
             assert all(thread in harmed.touched for thread, _, _ in report.removed)
     harmed.close()
+
+
+def test_a_dry_run_tells_what_the_repair_then_does(tmp_path: Path, keep: Path) -> None:
+    """Damage may hide other damage: a page that cannot be read hides all that is on it."""
+    harmed = site("sqlite", tmp_path)
+    tried = 0
+    for name, harm in chosen(harmed):
+        harmed.put_back()
+        keep.unlink(missing_ok=True)
+        harm()  # type: ignore[operator]
+        engine = engine_of(harmed.open())
+        told = engine.repair(dry_run=True, keep=keep)
+        done = engine.repair(keep=keep)
+        # The name of a file that is kept holds the time.
+        assert [_undated(each) for each in told.actions] == [_undated(each) for each in done.actions], name
+        assert (told.removed, told.threads, told.found) == (done.removed, done.threads, done.found), name
+        assert told.left == done.left, name
+        tried += bool(told.found)
+    assert tried > 3
+    assert not [path for path in tmp_path.iterdir() if path.is_dir() and path.name.startswith(".")], "copies are gone"
+    harmed.close()
+
+
+def _undated(action: str) -> str:
+    return re.sub(r"\d{15,}", "TIME", action)
 
 
 def test_what_was_set_aside_is_in_the_file(tmp_path: Path, keep: Path) -> None:

@@ -18,7 +18,7 @@ from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import ANY, Change, Draft, Key, Object, Record
 from everstep.values import codec, compress, tree
 
-NUMBER = tree._number
+NUMBER = tree.number_bytes
 
 
 class Forge:

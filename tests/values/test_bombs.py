@@ -26,9 +26,10 @@ from everstep.langgraph.channels import WRITES, Channels
 from everstep.langgraph.classes import Kinds
 from everstep.stores.memory import MemoryStore
 from everstep.values import codec, compress, costs, tree
+from everstep.values.tree import repetition
 from tests.values.bombs import BOMBS, Forge, repeated
-from tests.values.test_codec import values
-from tests.values.test_tree import large_values
+from tests.values.samples import values
+from tests.values.trees import large_values
 
 MEMORY_BYTES = 1 << 30
 """For the whole process, its libraries included. Without a bound the bombs take many times as much."""
@@ -92,7 +93,7 @@ def test_repeats_are_counted_without_unfolding() -> None:
 def test_what_does_not_repeat_costs_nothing() -> None:
     writer = tree.Writer()
     node = writer.list_node([{"role": "user", "content": f"message {n} " * 30} for n in range(5000)], "v")
-    assert node.size > tree.REPEATS_FREE
+    assert node.size > repetition.REPEATS_FREE
     assert tree.repeats(node.children, node.body, writer.objects.get) == 0
 
 
@@ -116,7 +117,7 @@ def test_honest_repetition_comes_back(name: str) -> None:
 
 
 def test_what_could_not_be_read_is_refused_at_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "REPEATS_MAX", 40 << 20)
+    monkeypatch.setattr(repetition, "REPEATS_MAX", 40 << 20)
     message = {"role": "user", "content": "the same " * 50}
     with everstep.open("memory://").sync as engine:
         with pytest.raises(UnstorableValue, match="again and again"):
@@ -131,8 +132,8 @@ def test_what_could_not_be_read_is_refused_at_save(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "REPEATS_FREE", 20_000)
-    monkeypatch.setattr(tree, "REPEATS_MAX", 400_000)
+    monkeypatch.setattr(repetition, "REPEATS_FREE", 20_000)
+    monkeypatch.setattr(repetition, "REPEATS_MAX", 400_000)
 
 
 MESSAGE = {"role": "user", "content": "the same " * 50}
@@ -382,9 +383,9 @@ def test_many_trees_in_the_rest_of_a_checkpoint_are_a_large_one() -> None:
     keys = [codec.pack(name) for name in names]
     plain = [tree.inline(codec.pack(value)).body for value in values]
     bodies = plain + [tree.REF_BODY] * 100
-    alone = [b"\x00" + tree._number(len(name)) + name + body for name, body in zip(keys, bodies, strict=True)]
-    parts = tree._number(103) + b"".join(alone) + tree.EMPTY_MAP.body
-    body = bytes((tree.MAP,)) + tree._number(103) + tree._number(1000) + parts
+    alone = [b"\x00" + tree.number_bytes(len(name)) + name + body for name, body in zip(keys, bodies, strict=True)]
+    parts = tree.number_bytes(103) + b"".join(alone) + tree.EMPTY_MAP.body
+    body = bytes((tree.MAP,)) + tree.number_bytes(103) + tree.number_bytes(1000) + parts
     with pytest.raises(CheckpointCorrupted, match="so often"):
         Channels(Kinds()).opened_envelope(tree.Node(key * 100, body, 1000), forge.objects)
 

@@ -77,7 +77,8 @@ async def test_a_graph_that_waits_for_an_answer(engine: everstep.CheckpointEngin
         (0, "input", "Oslo?"),
         (-1, "input", "Input"),
     ]
-    assert (await threads.one(engine, "lg"))["status"] == "waiting"
+    thread = await threads.one(engine, "lg")
+    assert (thread["status"], thread["summary"]) == ("waiting", "Asks: Book it?")
     await graph.ainvoke(Command(resume="yes"), CONFIG)
     assert await rows_of(engine) == [
         (4, "state", "book"),

@@ -135,7 +135,7 @@ async def test_filters_say_what_they_leave_out(engine: everstep.CheckpointEngine
     assert [row["title"] for row in said["rows"]] == ["The lighthouse has a room."]
     nothing = await history.page(engine, "trip", errors=True)
     assert (nothing["rows"], nothing["hidden_by_filter"]) == ([], 11)
-    for path in ("/hotel", "state.hotel", "/hotel/*", "/state/hotel"):
+    for path in ("/hotel", "state.hotel", "/hotel/*", "state.hotel.*", "state.hotel[*]", "/state/hotel"):
         rows = (await history.page(engine, "trip", path=path))["rows"]
         assert [(row["kind"], row["step"]) for row in rows] == [("merge", 5), ("llm", 1), ("tool", 3)]
     with pytest.raises(InvalidInput, match="a kind is one of"):

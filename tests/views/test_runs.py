@@ -155,12 +155,19 @@ async def test_rows_of_a_run_say_what_happened(engine: everstep.CheckpointEngine
     def broken() -> None:
         raise ValueError("broken")
 
+    # Not in threads of their own, which may end one after the other: then there is a checkpoint for each.
+    async def upper() -> str:
+        return "A"
+
+    async def lower() -> str:
+        return "b"
+
     @engine.durable
     async def work(run: everstep.Run) -> Any:
         await run.step(flaky, retries=2, backoff=0)
         with pytest.raises(ValueError, match="broken"):
             await run.step(broken)
-        await run.gather(run.step(str.upper, "a"), run.step(str.lower, "b"))
+        await run.gather(run.step(upper), run.step(lower))
         return await run.ask("Now?")
 
     await begin(work, thread_id="r")

@@ -9,7 +9,19 @@ import pytest
 
 import everstep
 from everstep.durable.worker import Worker
-from everstep.views import actions, blame, changes, checkpoint, history, runs, state, storage, threads, transcript
+from everstep.views import (
+    actions,
+    blame,
+    branches,
+    changes,
+    checkpoint,
+    history,
+    runs,
+    state,
+    storage,
+    threads,
+    transcript,
+)
 from everstep.views.index import Index
 from tests.views.conftest import plan_trip
 
@@ -96,3 +108,19 @@ async def test_a_run_is_shown_the_same_everywhere(engine: everstep.CheckpointEng
         "work done",
         "Answer to: Go on?",
     ]
+
+
+async def test_names_marks_and_notes_are_kept_everywhere(engine: everstep.CheckpointEngine) -> None:
+    trip = await plan_trip(engine)
+    await engine.rename_branch(trip.cheap, "by bus")
+    await engine.archive_branch(trip.cheap)
+    await engine.note(trip.ids[0], "begin here")
+    await engine.append(trip.cheap, [{"role": "user", "content": "Fine."}])
+    assert (await engine.resolve("trip@by bus")).thread_id == trip.cheap
+    assert (await checkpoint.detail(engine, "trip#1"))["note"] == "begin here"
+    assert trip.cheap not in [each["thread_id"] for each in (await threads.page(engine))["threads"]]
+    listed = (await branches.family(engine, trip.scenic))["branches"]
+    assert [(one["name"], one["archived"]) for one in listed] == [("trip", False), ("by bus", True), ("scenic", False)]
+    await engine.undo(trip.cheap)
+    assert trip.cheap in [each["thread_id"] for each in (await threads.page(engine))["threads"]]
+    assert (await engine.verify()).findings == []

@@ -95,7 +95,8 @@ async def test_one_checkpoint_in_detail(engine: everstep.CheckpointEngine) -> No
     assert found["state_keys"] == ["travel", "hotel"]
     assert found["tools_result"] == {"hotels": {"rooms": 1}}
     assert found["error"] is None
-    assert found["copy"]["cli"] == f"everstep show trip@{trip.ids[2]}"
+    assert found["copy"]["cli"] == f"everstep show {trip.ids[2]}"
+    assert (await engine.resolve(found["copy"]["ref"])).checkpoint_id == trip.ids[2]
     assert found["copy"]["python"] == f"await engine.get('{trip.ids[2]}', thread_id='trip')"
     known = await checkpoint.detail(engine, "trip#2")
     assert (known["tokens"], known["duration_ms"], known["metadata"]["cost"]) == (42, 420, 0.01)

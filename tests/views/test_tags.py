@@ -17,7 +17,7 @@ async def test_a_tag_that_was_given_later_is_seen_wherever_tags_are(engine: ever
     good = next(one for one in listed if one["tag"] == "good")
     assert (good["checkpoints"], good["newest"], good["step"]) == (2, ids[1], 2)
     newest = (await operations.log(engine, "t"))["operations"][0]
-    assert newest["text"] == f"tag {ids[1].rpartition('-')[2][:8]} good"
+    assert newest["text"] == "tag #2 good"
 
 
 async def test_the_tag_that_most_have_is_listed_first(engine: everstep.CheckpointEngine) -> None:

@@ -33,6 +33,8 @@ async def test_a_thread_is_told_in_one_line(engine: everstep.CheckpointEngine) -
     assert abs(moment - datetime.now(UTC)) < timedelta(minutes=5)
     assert thread == {
         "thread_id": "trip",
+        "name": "trip",
+        "archived": False,
         "kind": "engine",
         "status": None,
         "steps": 6,

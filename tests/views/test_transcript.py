@@ -101,6 +101,26 @@ async def test_the_newest_page_is_last_and_the_cursor_leads_back(engine: everste
             await transcript.page(engine, "t", cursor=cursor)
 
 
+async def test_a_page_of_long_messages_has_fewer_of_them(engine: everstep.CheckpointEngine) -> None:
+    await engine.append("t", [{"role": "user", "content": f"{n} {'y' * 30_000}"} for n in range(30)])
+    branch = await engine.branch((await engine.resolve("t")).checkpoint_id, "b")
+    await engine.append(branch, [{"role": "user", "content": f"{n} {'z' * 30_000}"} for n in range(30)])
+
+    seen: list[int] = []
+    cursor: str | None = None
+    while not seen or cursor is not None:
+        page = await transcript.page(engine, "t", cursor=cursor, bytes_max=transcript.SHOWN_BYTES_MAX)
+        assert len(json.dumps(page)) < 200_000
+        seen = [*[message["index"] for message in page["messages"]], *seen]
+        cursor = page["cursor"]
+    assert seen == list(range(30))
+
+    found = await transcript.pair(engine, "t", branch)
+    assert len(json.dumps(found)) < 200_000
+    assert found["b"]["messages"][0]["index"] == 30
+    assert len(found["b"]["messages"]) + found["b"]["more"] == 30
+
+
 async def test_whatever_a_message_holds_it_is_shown_harmless(engine: everstep.CheckpointEngine) -> None:
     hostile = [
         {},

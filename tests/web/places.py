@@ -13,14 +13,14 @@ Go = Callable[[Page, str], None]
 
 def _story(page: Page, home: str, rest: str = "") -> None:
     page.goto(f"{home}/t/{STORY}{rest}")
-    expect(page.get_by_role("option").first).to_be_visible()
+    expect(page.locator("#rows").get_by_role("option").first).to_be_visible()
     expect(page.locator(".loading")).to_have_count(0)
 
 
 def _tab(name: str) -> Go:
     def go(page: Page, home: str) -> None:
         _story(page, home, f"?tab={name}")
-        page.get_by_role("option").first.click()  # so that a narrow screen shows it
+        page.locator("#rows").get_by_role("option").first.click()  # so that a narrow screen shows it
         expect(page.get_by_role("tabpanel")).not_to_be_empty()
         expect(page.get_by_role("tabpanel").locator(".loading")).to_have_count(0)
 
@@ -69,9 +69,9 @@ def _compared(tab: str) -> Go:
 
     def go(page: Page, home: str) -> None:
         _menu("Compare branches")(page, home)
-        buttons = page.get_by_role("dialog").get_by_role("button", name="Compare")
-        buttons.nth(0).click()
-        buttons.nth(1).click()
+        for name in (STORY, "family"):
+            branch = page.get_by_role("dialog").get_by_role("listitem").filter(has_text=name)
+            branch.get_by_role("button", name="Compare").click()
         expect(page.get_by_role("dialog")).to_have_count(0)
         page.locator("body").press(tab)
         shown = {"d": page.locator(".changes-top").get_by_text("from"), "m": page.locator(".pair-side").first}
@@ -107,6 +107,12 @@ def _edited(page: Page, home: str) -> None:
 def _conflict(page: Page, home: str) -> None:
     _menu("Merge a branch")(page, home)
     expect(page.get_by_role("dialog").get_by_text("Outcome")).to_be_visible()
+
+
+def _branch(page: Page, home: str) -> None:
+    _key("b")(page, home)
+    page.get_by_role("dialog").get_by_role("button", name="Rename or archive cheap").click()
+    expect(page.get_by_role("dialog", name="Branch", exact=True)).to_be_visible()
 
 
 def _who_wrote_it(page: Page, home: str) -> None:
@@ -181,7 +187,11 @@ WINDOWS: dict[str, Go] = {
     "operations": _key("o"),
     "time": _key("Shift+T"),
     "help": _key("?"),
-    "branches": _menu("Compare branches"),
+    "branches": _key("b"),
+    "branch": _branch,
+    "note": _key("n"),
+    "import": _menu("Import a file"),
+    "delete": _menu("Delete for good"),
     "sizes": _menu("Storage of this thread"),
 }
 """The windows over the page: those that `dialogs.js` knows, but for `pin`, which asks nothing."""
@@ -195,7 +205,7 @@ VIEWS: dict[str, Go] = {
     "step": _tab("step"),
     "who wrote it": _who_wrote_it,
     "side by side": _changes_as("Side by side"),
-    "patch": _changes_as("JSON Patch"),
+    "patch": _changes_as("Patch"),
     "compared": _compared("d"),
     "two conversations": _compared("m"),
     "menu": _open_menu,

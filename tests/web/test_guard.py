@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 import everstep
@@ -179,6 +181,55 @@ def test_a_link_with_the_token_is_turned_into_a_cookie(locked: TestClient) -> No
     assert "HttpOnly" in cookie
     assert "samesite=strict" in cookie.lower()
     assert locked.get(INFO).status_code == 200
+
+
+def test_over_tls_the_cookie_is_for_tls_only(path: Path) -> None:
+    with TestClient(app(path, token=TOKEN), base_url="https://127.0.0.1:8787", follow_redirects=False) as found:
+        assert "; Secure" in found.get(f"/?token={TOKEN}").headers["set-cookie"]
+
+
+def test_a_token_is_compared_in_the_same_time_however_much_of_it_is_right(
+    locked: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[bytes] = []
+
+    def compare(given: bytes, wanted: bytes) -> bool:
+        assert wanted == TOKEN.encode()
+        compared.append(given)
+        return False
+
+    # If anything but this decided, the right token would open the page.
+    monkeypatch.setattr("hmac.compare_digest", compare)
+    for headers in ({"Authorization": f"Bearer {TOKEN}"}, {"Cookie": f"everstep-8787={TOKEN}"}):
+        assert locked.get(INFO, headers=headers).status_code == 401
+    assert locked.get(f"/?token={TOKEN}").status_code == 401
+    assert compared.count(TOKEN.encode()) == 3
+
+
+def test_a_mounted_page_is_guarded_like_any_other(path: Path) -> None:
+    inside = Starlette(routes=[Mount("/tools/everstep", app(path, token=TOKEN))])
+    with TestClient(inside, base_url=ORIGIN, follow_redirects=False) as found:
+        for place in (INFO, "/", "/static/page.js", "/api/v1/events", "/t/x.json"):
+            where = f"/tools/everstep{place}"
+            shown = {"Authorization": f"Bearer {TOKEN}"}
+            assert found.get(where).status_code == 401
+            assert found.get(where, headers={**shown, "Host": "evil.com"}).status_code == 421
+            assert found.get(where, headers={**shown, "Sec-Fetch-Site": "cross-site"}).status_code == 403
+        answer = found.post(f"/tools/everstep{UNDO}", json={"thread": "x"}, headers=shown)
+        assert answer.status_code == 403
+        assert found.get(f"/tools/everstep/?token={TOKEN}").headers["location"] == "/tools/everstep/"
+
+
+def test_who_has_no_token_sees_a_form_and_its_looks(locked: TestClient) -> None:
+    form = locked.get("/t/trip-to-oslo")
+    assert form.status_code == 401
+    assert '<input name="token" type="password"' in form.text
+    assert "not the token" not in form.text
+    assert "not the token" in locked.get("/?token=wrong").text
+    assert '<link rel="stylesheet" href="/static/page.css">' in form.text
+    assert locked.get("/static/page.css").headers["content-type"].startswith("text/css")
+    for other in ("/static/page.css.js", "/static/PAGE.css", "/static//page.css", "/static/page.css/"):
+        assert locked.get(other).status_code == 401
 
 
 def test_a_program_shows_the_token_in_a_header(locked: TestClient) -> None:

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 import everstep
 from everstep import InvalidInput, MemoryCheckpointer, SnapshotConfig
+from everstep.errors import StoreUnavailable
 from everstep.views import history
 from everstep.views.index import Index
 from everstep.web import app, events
@@ -152,6 +153,33 @@ def test_a_deep_link_is_also_json(client: TestClient) -> None:
     found = client.get(f"/t/{STORY}/c/%23{7}.json").json()
     assert found["step"] == 7
     assert client.get("/t/nothing.json").status_code == 404
+    assert client.get(f"/t/{STORY}.json?{'a=b&' * 100}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("place", "key"),
+    [
+        ("/.json", "threads"),
+        ("/runs.json", "runs"),
+        ("/storage.json", "total_bytes"),
+        (f"/t/{STORY}.json", "rows"),
+        (f"/t/{STORY}.json?tab=state", "children"),
+        (f"/t/{STORY}/c/%237.json", "copy"),
+        (f"/t/{STORY}/c/%237.json?tab=step", "copy"),
+        (f"/t/{STORY}/c/%237.json?tab=diff", "patch"),
+        (f"/t/{STORY}/c/%237.json?vs=%233", "patch"),
+        (f"/t/{STORY}/c/%237.json?tab=changes&vs=%233", "patch"),
+        (f"/t/{STORY}/c/%237.json?tab=messages", "messages"),
+        (f"/t/{STORY}/c/%237.json?tab=messages&vs=%233", "common"),
+        (f"/t/{STORY}/c/%237.json?tab=state", "children"),
+        ("/t/report-week-46/c/@.json?tab=run", "entries"),
+    ],
+)
+def test_every_address_of_the_page_is_also_json(client: TestClient, place: str, key: str) -> None:
+    found = client.get(place)
+    assert found.status_code == 200, found.text
+    assert key in found.json()
+    assert client.get(place.replace(".json", "")).headers["content-type"].startswith("text/html")
 
 
 def test_names_with_slashes_have_links_too(tmp_path: Path) -> None:
@@ -161,16 +189,6 @@ def test_names_with_slashes_have_links_too(tmp_path: Path) -> None:
     with TestClient(app(path), base_url=ORIGIN) as client:
         assert client.get("/t/a%2Fb%20c.json").json()["thread_id"] == "a/b c"
         assert client.get("/t/a%2Fb%20c/c/x").headers["content-type"].startswith("text/html")
-
-
-def test_a_thread_is_exported_as_a_file(client: TestClient, tmp_path: Path) -> None:
-    answer = client.get("/api/v1/export", params={"thread": STORY})
-    assert answer.headers["content-disposition"] == f'attachment; filename="{STORY}.everstep"'
-    file = tmp_path / "story.everstep"
-    file.write_bytes(answer.content)
-    everstep.import_threads(file, tmp_path / "other.db")
-    with everstep.open(tmp_path / "other.db").sync as engine:
-        assert engine.list_time_travel_points(STORY, 1)[0].step == 9
 
 
 def test_it_can_be_mounted(path: Path) -> None:
@@ -233,6 +251,88 @@ def test_events_tell_of_changes(path: Path) -> None:
     found.clear()
     asyncio.run(listen(first, 1))
     assert found == [("change", last)]  # something was
+
+
+def test_events_tell_when_a_store_cannot_be_read_and_when_it_can_be_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = everstep.open("memory://")
+    away = StoreUnavailable("the server is away")
+    looks = iter([None, away, away, None])
+    list_threads = engine.list_threads
+
+    async def shaky(limit: int) -> Any:
+        trouble = next(looks, None)
+        if trouble is not None:
+            raise trouble
+        return await list_threads(limit)
+
+    monkeypatch.setattr(engine, "list_threads", shaky)
+    monkeypatch.setattr(events, "SERVER_SECONDS", 0.001)
+    found: list[tuple[str, Any]] = []
+
+    async def listen() -> None:
+        async for event in events.stream(engine, None, None):
+            lines = dict(line.split(": ", 1) for line in event.decode().splitlines() if ": " in line)
+            if "event" in lines:
+                found.append((lines["event"], json.loads(lines["data"])))
+            if len(found) == 3:
+                return
+
+    asyncio.run(listen())
+    assert [kind for kind, _ in found] == ["hello", "trouble", "change"]  # nothing has changed, but it can be read
+    assert found[1][1]["error"]["message"] == "the server is away"
+
+
+def _replace(path: Path) -> None:
+    """Do what somebody does who begins anew: remove the file, and let an agent make another one."""
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").unlink(missing_ok=True)
+    with everstep.open(path).sync as engine:
+        engine.append("another", [])
+
+
+def test_a_file_that_was_replaced_is_opened_anew(path: Path) -> None:
+    with TestClient(app(path), base_url=ORIGIN, headers=PAGE_HEADERS) as client:
+        assert len(ask(client, "threads")["threads"]) > 1
+        _replace(path)
+        assert [thread["thread_id"] for thread in ask(client, "threads")["threads"]] == ["another"]
+        assert client.post("/api/v1/pin", json={"ref": "another", "pinned": True}).status_code == 200
+
+
+def test_an_engine_that_was_passed_in_is_not_opened_anew(path: Path) -> None:
+    engine = everstep.open(path)
+    with TestClient(app(engine), base_url=ORIGIN) as client:
+        assert client.get("/api/v1/threads").status_code == 200
+        _replace(path)
+        assert client.get("/api/v1/threads").status_code == 503
+    engine.sync.close()
+
+
+def test_the_list_of_threads_is_asked_for_once_for_all_who_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = everstep.open("memory://")
+    asked = 0
+    list_threads = engine.list_threads
+
+    async def counted(limit: int) -> Any:
+        nonlocal asked
+        asked += 1
+        return await list_threads(limit)
+
+    monkeypatch.setattr(engine, "list_threads", counted)
+    monkeypatch.setattr(events, "SERVER_SECONDS", 1000.0)
+
+    async def listen() -> None:
+        newest = events.NewestThreads(engine)
+        listeners = [events.Watcher(engine, "t", newest) for _ in range(5)]
+        first = [await listener.look() for listener in listeners]
+        assert (len(set(first)), asked) == (1, 1)
+        # The thread that is open is looked at each time.
+        await engine.append("t", [])
+        assert await listeners[0].look() != first[0]
+        assert asked == 1
+        assert await newest.look(0) == [("t", (await engine.resolve("t")).checkpoint_id)]
+        assert asked == 2
+
+    asyncio.run(listen())
 
 
 def test_a_question_is_answered_once(client: TestClient) -> None:

@@ -103,6 +103,7 @@ SENSIBLE: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("GET", "/blame"): [{"thread": STORY, "path": "state.hotel"}],
     ("GET", "/operations"): [{"thread": STORY}],
     ("GET", "/timing"): [{"thread": STORY}, {"thread": "support-4711", "limit": 10, "branches": "false"}],
+    ("GET", "/branches"): [{"thread": STORY}, {"thread": "@BRANCH", "archived": "false"}],
     ("GET", "/tags"): [{"thread": STORY}],
     ("GET", "/runs"): [{}, {"status": "waiting"}, {"limit": 1}],
     ("GET", "/run"): [{"thread": "trip-to-bergen"}, {"thread": "report-week-46", "limit": 3}],
@@ -120,8 +121,13 @@ SENSIBLE: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("POST", "/merge"): [{"source": "@BRANCH", "into": STORY, "resolve": "theirs"}],
     ("POST", "/pin"): [{"ref": STORY}, {"ref": STORY, "pinned": False}],
     ("POST", "/tag"): [{"ref": STORY, "tag": "good"}, {"ref": STORY, "tag": "good", "given": False}],
+    ("POST", "/note"): [{"ref": STORY, "note": "the one\nto keep"}, {"ref": STORY, "note": ""}],
+    ("POST", "/rename"): [{"thread": "@BRANCH", "name": "with her sister"}, {"thread": "@BRANCH", "name": ""}],
+    ("POST", "/archive"): [{"thread": "@BRANCH"}, {"thread": "@BRANCH", "archived": False}],
     ("POST", "/signal"): [{"thread": "trip-to-bergen", "event": "paid", "value": {"by": "card"}}],
     ("POST", "/answer"): [{"thread": "trip-to-bergen", "value": "yes"}],
+    ("GET", "/delete"): [{"thread": "support-4711"}],
+    ("POST", "/delete"): [{"thread": "support-4711"}],
     ("POST", "/collect"): [{"dry_run": True}, {"thread": STORY, "policy": "keep_last_n", "param": 5}],
 }
 """What somebody might really ask, in an order in which all of it works; names of the demo's are filled in."""
@@ -149,7 +155,7 @@ def _named(client: TestClient, value: Any) -> Any:
         head = client.get("/api/v1/resolve", params={"ref": STORY}).json()["id"]
         return [head] if isinstance(value, list) else head
     if value == "@BRANCH":
-        names = [found["thread_id"] for found in client.get("/api/v1/threads").json()["threads"]]
+        names = [found["thread_id"] for found in client.get("/api/v1/threads?archived=true").json()["threads"]]
         return next(name for name in names if name.startswith(f"{STORY}-branch-family"))
     return value
 

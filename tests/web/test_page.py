@@ -7,9 +7,11 @@ import json
 import os
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +19,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Response, Route, expect, sync_playwright
 
 import everstep
 from everstep import SnapshotConfig
@@ -109,13 +111,14 @@ def picture(page: Page, name: str) -> None:
     page.locator(".store").evaluate("(element) => { element.textContent = 'sqlite:///agent.db' }")
     page.set_viewport_size({"width": 1280, "height": 720})
     page.mouse.move(700, 715)
+    expect(page.locator(".thread-size:empty")).to_have_count(0)  # sizes come last
     page.evaluate("document.activeElement?.blur()")
     PICTURES.mkdir(exist_ok=True)
     page.screenshot(path=PICTURES / f"{name}.png")
 
 
 def rows(page: Page) -> Locator:
-    return page.get_by_role("option")
+    return page.locator("#rows").get_by_role("option")
 
 
 def selected(page: Page) -> Locator:
@@ -137,7 +140,7 @@ def toast(page: Page) -> Locator:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_opens_with_the_threads_and_a_history(shared: str, visit: Visit, scheme: str) -> None:
     page = visit(shared, color_scheme=scheme)
-    expect(page.get_by_text("Choose a thread")).to_be_visible()
+    expect(page.get_by_role("main").get_by_text("Active last")).to_be_visible()
     page.get_by_role("link", name=STORY, exact=True).click()
     expect(page).to_have_url(f"{shared}/t/{STORY}")
     expect(page).to_have_title(f"{STORY} · Everstep")
@@ -150,6 +153,19 @@ def test_it_opens_with_the_threads_and_a_history(shared: str, visit: Visit, sche
     picture(page, f"page-{scheme}")
 
 
+def test_the_start_shows_what_waits_for_somebody_first(shared: str, visit: Visit) -> None:
+    page = visit(shared)
+    groups = page.get_by_role("main").locator("section")
+    expect(groups.first).to_contain_text("Waits for somebody")
+    expect(groups.first).to_contain_text("Asks: Refund 249 to Ada?")
+    expect(groups.last).to_contain_text("Active last")
+    page.locator("#find-thread").fill("bergen")
+    expect(groups).to_have_count(1)
+    expect(groups).to_contain_text("Found")
+    groups.get_by_role("link", name="trip-to-bergen").click()
+    expect(page.get_by_role("heading", name="trip-to-bergen")).to_be_visible()
+
+
 def test_threads_are_found_by_their_name_and_state(shared: str, visit: Visit) -> None:
     page = visit(shared)
     page.keyboard.press("/")
@@ -160,22 +176,48 @@ def test_threads_are_found_by_their_name_and_state(shared: str, visit: Visit) ->
     page.get_by_label("Find a thread").fill("no such thread")
     expect(page.get_by_text("Nothing found")).to_be_visible()
     page.get_by_role("button", name="Show all threads").click()
-    page.get_by_role("button", name="waiting", exact=True).click()
+    page.get_by_label("State of the threads").select_option("waiting")
     expect(page.locator(".thread")).to_have_count(2)
     expect(page.locator(".thread").first).to_contain_text("refund-0093")
     expect(page.locator(".thread").last).to_contain_text("trip-to-bergen")
 
 
-def test_threads_are_sorted_by_name_too(shared: str, visit: Visit) -> None:
+def test_a_thread_is_found_and_walked_without_a_mouse(shared: str, visit: Visit) -> None:
+    page = visit(shared)
+    expect(page.locator(".thread").first).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("invoice")
+    expect(page.locator(".thread")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(selected(page).locator(".row-step")).to_have_text("#16")
+    page.keyboard.press("j")
+    expect(selected(page).locator(".row-step")).to_have_text("#15")
+    expect(page.locator("#find-thread")).to_have_value("invoice")
+
+
+def test_between_wide_and_narrow_the_threads_make_way(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}", viewport={"width": 880, "height": 700})
+    expect(rows(page).first).to_be_visible()
+    expect(page.locator(".detail h2")).to_be_visible()
+    expect(page.get_by_role("navigation")).not_to_be_visible()
+    page.get_by_role("link", name="All threads").click()
+    expect(page.get_by_role("navigation")).to_be_visible()
+    expect(page.get_by_role("main").get_by_text("Active last")).to_be_visible()
+
+
+def test_threads_are_sorted_in_other_orders_too(shared: str, visit: Visit) -> None:
     page = visit(shared)
     names = page.locator(".thread")
     expect(names.first).to_be_visible()
     listed = addresses(names)
     assert listed != sorted(listed)
-    page.get_by_role("button", name="Sort by name").click()
+    order = page.get_by_label("Order of the threads")
+    order.select_option("By name")
     expect(names.first).to_have_attribute("href", min(listed))
     assert addresses(names) == sorted(listed)
-    page.get_by_role("button", name="Sort by name").click()
+    order.select_option("Most steps")
+    expect(names.first).to_have_attribute("href", "/t/support-4711")
+    order.select_option("Newest first")
     expect(names.first).to_have_attribute("href", listed[0])
 
 
@@ -246,6 +288,24 @@ def test_the_graph_is_walked_with_the_keyboard(shared: str, visit: Visit) -> Non
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+def test_a_branch_says_where_it_began(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}")
+    rows(page).filter(has_text="Branch family").click()
+    expect(page.locator(".changes-top")).to_contain_text(f"against parent {STORY} #7")
+    page.locator(".changes-top").get_by_role("link").click()
+    expect(selected(page)).to_contain_text("#7")
+
+
+def test_windows_without_a_field_can_be_read_and_scrolled_at_once(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}", viewport={"width": 1280, "height": 420})
+    expect(rows(page).first).to_be_visible()
+    page.keyboard.press("?")
+    body = page.get_by_role("dialog").locator(".dialog-body")
+    expect(body).to_be_focused()
+    page.keyboard.press("End")
+    expect(page.get_by_role("dialog").get_by_text("close, end comparing")).to_be_in_viewport()
+
+
 def test_the_back_button_goes_where_one_was(shared: str, visit: Visit) -> None:
     page = visit(f"{shared}/t/{STORY}")
     rows(page).nth(4).click()
@@ -274,6 +334,10 @@ def test_filters_say_how_many_and_what_they_hide(shared: str, visit: Visit) -> N
     expect(rows(page).first).to_contain_text("Merge scenic")
     page.get_by_role("button", name="hidden").click()
     expect(page.locator(".hidden-row").first).to_be_visible()
+    page.goto(f"{shared}/t/support-4711")  # of a long history the newest are counted
+    expect(page.get_by_role("button", name=re.compile(r"^models \d+\+$"))).to_be_visible()
+    page.get_by_role("button", name="errors").click()
+    expect(page.get_by_text("No checkpoint passes the filter")).to_be_visible()
 
 
 # -- folding
@@ -346,9 +410,23 @@ def test_runs_of_steps_are_folded_and_opened(forked: str, visit: Visit) -> None:
     expect(selected(page)).to_be_in_viewport()
 
 
+def test_what_is_loaded_later_is_folded_too(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/support-4711")
+    expect(selected(page).locator(".row-step")).to_have_text("#412")
+    page.keyboard.press("z")
+    told = folded(page).locator(".row-title")
+    expect(told).to_have_text(["199 steps", "200 steps", "11 steps"])
+    folded(page).nth(1).click()
+    expect(told).to_have_text(["199 steps"])  # the other one is far below now
+    page.keyboard.press("End")
+    expect(selected(page).locator(".row-step")).to_have_text("#1")
+    page.keyboard.press("z")
+    expect(folded(page)).to_have_count(0)
+
+
 def test_what_is_selected_is_never_folded_away(forked: str, visit: Visit) -> None:
     page = visit(f"{forked}/t/run")
-    page.get_by_role("option", name=re.compile("^step 23, model")).click()
+    page.locator("#rows").get_by_role("option", name=re.compile("^step 23, model")).click()
     place = page.url
     page.keyboard.press("Home")
     page.get_by_role("button", name="fold", exact=True).click()
@@ -366,19 +444,19 @@ def test_runs_stay_folded_while_others_write(own: str, path: Path, visit: Visit)
     page = visit(f"{own}/t/support-4711")
     expect(rows(page).first).to_be_visible()
     page.keyboard.press("z")
-    expect(folded(page).first).to_contain_text("199 steps")
-    expect(page.locator("#row-200")).to_be_visible()  # what comes after the run is fetched
-    expect(page.locator("#row-200 .row-step")).to_have_text("#212")
+    told = folded(page).locator(".row-title")
+    expect(told).to_have_text(["199 steps", "200 steps", "11 steps"])
     with everstep.open(path, SnapshotConfig(gc_policy="keep_all")).sync as engine:
         engine.append("support-4711", [{"role": "assistant", "content": "once more"}])
     expect(rows(page).first).to_contain_text("once more")
-    expect(folded(page).first).to_contain_text("199 steps")
-    expect(page.locator("#row-201 .row-step")).to_have_text("#212")
+    expect(told).to_have_text(["199 steps", "200 steps", "11 steps"])
+    expect(page.locator("#row-201")).to_contain_text("#13 to #212")
     folded(page).first.click()
-    expect(folded(page)).to_have_count(0)
     expect(page.locator("#row-2 .row-step")).to_have_text("#411")
+    expect(folded(page)).to_have_count(0)  # the others are far below now
 
     # A branch that begins below what is fetched again: its line would be missing beside the run.
+    page.keyboard.press("z")
     page.keyboard.press("z")
     expect(folded(page).first).to_be_visible()
     with everstep.open(path, SnapshotConfig(gc_policy="keep_all")).sync as engine:
@@ -398,7 +476,7 @@ def test_two_checkpoints_are_compared(shared: str, visit: Visit) -> None:
     expect(page).to_have_url(re.compile("vs="))
     expect(page.locator(".changes-top")).to_contain_text("from #3 to #9")
     expect(page.locator(".row.compared")).to_have_count(1)
-    page.get_by_role("button", name="JSON Patch").click()
+    page.get_by_role("button", name="Patch").click()
     expect(page.locator(".patch")).to_contain_text('"op": "add"')
     page.get_by_role("button", name="Side by side").click()
     expect(page.locator(".sides").first).to_be_visible()
@@ -451,6 +529,73 @@ def test_the_tabs_show_messages_state_and_step(shared: str, visit: Visit) -> Non
     expect(rows(page).first).to_be_visible()
 
 
+PROSE = """# The plan
+
+1. **Friday**: the `night train`
+2. a [museum](https://museum.example/a?b=c), ![map](https://evil.example/x.png)
+
+- one
+  - two *three*
+
+> said she
+
+```python
+print("<b>not bold</b>")
+```
+| a | b |
+"""
+
+
+def test_markdown_is_off_until_somebody_wants_it_and_leads_nowhere(tmp_path: Path, visit: Visit) -> None:
+    path = tmp_path / "prose.db"
+    with everstep.open(path).sync as engine:
+        engine.append("prose", [{"role": "assistant", "content": PROSE}, {"role": "tool", "content": "# no heading"}])
+        engine.append("marks", [{"role": "assistant", "content": "[*`_~" * 4_000}])
+    with served(path) as address:
+        page = visit(f"{address}/t/prose?tab=messages")
+        said = page.locator(".message.assistant")
+        expect(said).to_contain_text("# The plan")
+        expect(said).to_contain_text("**Friday**")
+        page.get_by_role("button", name="Markdown").click()
+        expect(said.locator(".md-heading")).to_have_text("The plan")
+        expect(said.locator("b")).to_have_text("Friday")
+        expect(said.locator(".md-item")).to_have_count(4)
+        expect(said.locator("i")).to_have_text("three")
+        expect(said.locator("pre").first).to_have_text('print("<b>not bold</b>")')
+        expect(said).to_contain_text("https://museum.example/a?b=c")
+        expect(said.locator("a, img")).to_have_count(0)
+        expect(page.locator(".message.tool")).to_contain_text("# no heading")
+        assert serious(page) == []
+        page.goto(f"{address}/t/marks?tab=messages")
+        page.get_by_role("button", name="Markdown").click()
+        page.get_by_role("button", name="show all 20,000 characters").click()
+        expect(page.get_by_role("button", name="show less")).to_be_visible()
+        page.context.close()
+
+
+def test_paths_and_values_are_copied_and_the_tree_is_remembered(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}?tab=state", permissions=["clipboard-read", "clipboard-write"])
+    page.locator(".node-key").filter(has_text="budget").click()
+    budget = page.locator(".node").filter(has_text="budget").first
+    budget.hover()
+    budget.get_by_role("button", name="Copy the path").click()
+    assert page.evaluate("navigator.clipboard.readText()") == "/state/budget"
+    budget.get_by_role("button", name="Copy the value").click()
+    expect(toast(page)).to_contain_text("The value is copied")
+    assert json.loads(page.evaluate("navigator.clipboard.readText()")) == {"limit": 900, "left": 312}
+    page.reload()
+    expect(page.locator(".node-key").filter(has_text="left")).to_be_visible()
+    page.get_by_role("button", name="Collapse all").click()
+    expect(page.locator(".node-key").filter(has_text="budget")).to_have_count(0)
+    tab(page, "Changes")
+    page.get_by_role("button", name="Side by side").click()
+    row = page.locator(".sides tr").filter(has_text="Lighthouse")
+    row.hover()
+    row.get_by_role("button", name="Copy the value").click()
+    expect(toast(page)).to_contain_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == '"Lighthouse"'
+
+
 def test_a_workflow_that_waits_is_shown(shared: str, visit: Visit) -> None:
     page = visit(f"{shared}/t/refund-0093")
     expect(page.locator(".kind-interrupt").first).to_be_visible()
@@ -462,9 +607,36 @@ def test_it_says_what_cannot_be_found(shared: str, browser: Browser) -> None:
     page = browser.new_page()  # the browser itself writes failed requests to its console
     page.goto(f"{shared}/t/trip-to-osl")
     expect(page.get_by_role("alert").first).to_contain_text("trip-to-osl")
+    page.locator(".no-history").get_by_role("link", name=STORY).click()
+    expect(selected(page)).to_contain_text("Merge scenic")
     page.goto(f"{shared}/t/{STORY}/c/nothing")
     expect(page.locator(".detail").get_by_role("alert")).to_contain_text("nothing")
     page.close()
+
+
+def test_a_wrong_address_leads_on(shared: str, browser: Browser) -> None:
+    # The browser itself writes failed requests to its console.
+    page = browser.new_page(viewport={"width": 390, "height": 780})
+    answer = page.goto(f"{shared}/nowhere/at/all")
+    assert answer is not None
+    assert answer.status == 404
+    page.get_by_role("main").get_by_role("link", name="All threads").click()
+    expect(page).to_have_url(f"{shared}/")
+    expect(page.get_by_role("link", name=STORY, exact=True)).to_be_visible()
+    page.close()
+
+
+def test_a_thread_that_is_called_like_a_file_is_a_page(tmp_path: Path, visit: Visit) -> None:
+    path = tmp_path / "files.db"
+    with everstep.open(path).sync as engine:
+        engine.append("report.json", [{"role": "user", "content": "hello"}])
+    with served(path) as address:
+        page = visit(address)
+        page.locator(".thread").click()
+        expect(rows(page).first).to_contain_text("hello")
+        page.reload()
+        expect(rows(page).first).to_contain_text("hello")
+        page.context.close()
 
 
 def test_copies_can_be_pasted_elsewhere(shared: str, visit: Visit) -> None:
@@ -473,7 +645,7 @@ def test_copies_can_be_pasted_elsewhere(shared: str, visit: Visit) -> None:
     page.keyboard.press("y")
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("engine.get(")
-    expect(dialog).to_contain_text("everstep show trip-to-oslo@")
+    expect(dialog).to_contain_text("everstep show ckpt-trip-to-oslo-9-")
     expect(dialog).to_contain_text(f"{shared}/api/v1/checkpoint?ref=")
 
 
@@ -484,6 +656,11 @@ def test_a_checkpoint_is_also_there_as_json(shared: str, visit: Visit) -> None:
     found = page.request.get(f"{page.url}.json")
     assert found.json()["title"] == "Merge cheap"
     assert page.request.get(f"{shared}/t/{STORY}.json").json()["rows"][0]["title"] == "Merge scenic"
+    rows(page).nth(4).click(modifiers=["Control"])
+    expect(page).to_have_url(re.compile("vs="))
+    page.get_by_role("button", name="More with this checkpoint").click()
+    link = page.get_by_role("link", name="Open as JSON").get_attribute("href") or ""
+    assert page.request.get(f"{shared}{link}").json()["patch"]
 
 
 # -- changing
@@ -491,23 +668,24 @@ def test_a_checkpoint_is_also_there_as_json(shared: str, visit: Visit) -> None:
 
 def test_a_rewind_says_what_it_will_do_and_is_undone(own: str, visit: Visit) -> None:
     page = visit(f"{own}/t/{STORY}")
-    page.get_by_role("option", name=re.compile("hotels answered")).click()
+    page.locator("#rows").get_by_role("option", name=re.compile("hotels answered")).click()
     page.get_by_role("button", name="Rewind to here").click()
     dialog = page.get_by_role("dialog", name="Rewind to #7")
     expect(dialog).to_contain_text("2 later steps will be hidden")
     expect(dialog).to_contain_text("Nothing is deleted")
-    dialog.get_by_role("button", name="Rewind", exact=True).click()
+    expect(dialog.get_by_role("button", name="Rewind", exact=True)).to_be_focused()
+    page.keyboard.press("Enter")
     expect(toast(page)).to_contain_text("Rewound to step 7. 2 later steps are hidden, nothing is deleted.")
-    expect(page.get_by_role("option", name=re.compile("Merge scenic"))).to_have_count(0)
+    expect(page.locator("#rows").get_by_role("option", name=re.compile("Merge scenic"))).to_have_count(0)
     expect(selected(page)).to_contain_text("hotels answered")
     expect(selected(page)).to_contain_text("HEAD")
     toast(page).get_by_role("button", name="Undo").click()
-    expect(page.get_by_role("option", name=re.compile("Merge scenic"))).to_have_count(1)
+    expect(page.locator("#rows").get_by_role("option", name=re.compile("Merge scenic"))).to_have_count(1)
     page.keyboard.press("o")
     log = page.get_by_role("dialog", name="Operations")
     expect(log).to_contain_text("undone")
     log.get_by_role("button", name="Redo").click()
-    expect(page.get_by_role("option", name=re.compile("Merge scenic"))).to_have_count(0)
+    expect(page.locator("#rows").get_by_role("option", name=re.compile("Merge scenic"))).to_have_count(0)
 
 
 def test_a_fork_with_an_edited_state(own: str, path: Path, visit: Visit) -> None:
@@ -525,17 +703,57 @@ def test_a_fork_with_an_edited_state(own: str, path: Path, visit: Visit) -> None
     expect(dialog.get_by_label("What you change")).to_contain_text("/state/hotel")
     expect(dialog.get_by_label("What you change")).to_contain_text("Houseboat")
     picture(page, "edit-light")
+    command = dialog.locator(".as-code code").text_content()
+    copied = path.with_name("by-command.db")
+    everstep.copy(path, copied)
     dialog.get_by_role("button", name="Fork with these edits").click()
     expect(page.get_by_role("heading", name="by-boat")).to_be_visible()
     expect(page.locator(".detail .changes")).to_contain_text("Houseboat")
-    with everstep.open(path, SnapshotConfig(gc_policy="keep_all")).sync as engine:
-        made = engine.list_threads(prefix=f"{STORY}-branch-by-boat")[0]
-        head = engine.get_latest(made.thread_id)
-        before = engine.get_latest(STORY)
-    assert head is not None
-    assert before is not None
-    assert head.state == {**before.state, "hotel": "Houseboat"}
-    assert head.messages == before.messages
+    _run_in_shell(command or "", copied)
+    for file in (path, copied):
+        with everstep.open(file, SnapshotConfig(gc_policy="keep_all")).sync as engine:
+            made = engine.list_threads(prefix=f"{STORY}-branch-by-boat")[0]
+            head = engine.get_latest(made.thread_id)
+            before = engine.get_latest(STORY)
+        assert head is not None
+        assert before is not None
+        assert head.state == {**before.state, "hotel": "Houseboat"}
+        assert head.messages == before.messages
+    made_here = page.locator(".thread").filter(has_text="by-boat")
+    expect(made_here.locator(".thread-size")).not_to_be_empty()  # else it is asked for when it is gone
+    toast(page).get_by_role("button", name="Undo").click()
+    expect(page.get_by_role("heading", name=STORY)).to_be_visible()
+    expect(selected(page)).to_contain_text("Merge scenic")
+    expect(made_here).to_have_count(0)
+
+
+def test_a_large_state_is_neither_fetched_nor_edited_here(tmp_path: Path, visit: Visit) -> None:
+    path = tmp_path / "large.db"
+    with everstep.open(path).sync as engine:
+        engine.append("large", [], {"text": "x" * 3_000_000, "many": list(range(60_000)), "small": 1})
+    with served(path) as address:
+        sizes: list[int] = []
+        page = visit(f"{address}/static/icon.svg")
+        page.on("response", lambda answer: weigh(answer, sizes))
+        page.goto(f"{address}/t/large?tab=state")
+        page.locator(".node-key").filter(has_text="many").click()
+        expect(page.get_by_role("button", name="show more of 60,000")).to_be_visible()
+        page.locator(".node-key").filter(has_text="text").click()
+        expect(page.get_by_text("too large to show whole")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.keyboard.press("e")
+        expect(page.get_by_role("dialog").get_by_text("Too large to edit here")).to_be_visible()
+        page.get_by_label("Name of the branch").fill("all the same")
+        expect(page.get_by_role("button", name="Fork", exact=True)).to_be_enabled()
+        page.context.close()
+    assert len(sizes) > 3
+    assert max(sizes) < 200_000
+
+
+def weigh(answer: Response, sizes: list[int]) -> None:
+    """Note how much an answer of the interface is; live updates never end."""
+    if "/api/" in answer.url and "/events" not in answer.url:
+        sizes.append(int(answer.headers["content-length"]))
 
 
 def test_a_merge_with_a_conflict(own: str, path: Path, visit: Visit) -> None:
@@ -561,14 +779,42 @@ def test_a_merge_with_a_conflict(own: str, path: Path, visit: Visit) -> None:
     conflict.get_by_role("textbox").fill('"Grand Cabin"')
     expect(dialog.locator(".change").filter(has_text="Grand Cabin")).to_be_visible()
     picture(page, "merge-light")
+    shown = dialog.locator(".as-code code")
+    dialog.get_by_role("button", name="Python").click()
+    in_python = shown.text_content()
+    dialog.get_by_role("button", name="Command", exact=True).click()
+    command = shown.text_content()
+    copies = [path.with_name("by-command.db"), path.with_name("in-python.db")]
+    for copy in copies:
+        everstep.copy(path, copy)
     merge.click()
     expect(toast(page)).to_contain_text("1 conflict settled")
     expect(selected(page)).to_contain_text("Merge dear")
-    with everstep.open(path).sync as engine:
-        head = engine.get_latest(STORY)
-    assert head is not None
-    assert (head.state["hotel"], head.state["spa"]) == ("Grand Cabin", True)
-    assert len(head.metadata.parents) == 2
+    _run_in_shell(command or "", copies[0])
+    _run_in_python(in_python or "", copies[1])
+    for file in (path, *copies):
+        with everstep.open(file).sync as engine:
+            head = engine.get_latest(STORY)
+        assert head is not None
+        assert (head.state["hotel"], head.state["spa"]) == ("Grand Cabin", True)
+        assert len(head.metadata.parents) == 2
+
+
+def _run_in_shell(command: str, store: Path) -> None:
+    """Do what somebody does who copies a command from the page."""
+    places = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", command], env={**os.environ, "PATH": places, "EVERSTEP_STORE": str(store)}, check=True)
+
+
+def _run_in_python(call: str, store: Path) -> None:
+    program = f"""
+import asyncio, everstep
+async def main():
+    async with everstep.open({str(store)!r}) as engine:
+        {call}
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_pin_is_set_and_seen(own: str, visit: Visit) -> None:
@@ -600,6 +846,115 @@ def test_an_action_is_shown_as_command_python_and_request(own: str, path: Path, 
     with everstep.open(path).sync as engine:
         thread = json.loads(body)["ref"].partition("@")[0]
         assert engine.operations(thread)[0].kind == "tag"
+
+
+def test_a_note_is_written_seen_and_taken_back(own: str, path: Path, visit: Visit) -> None:
+    page = visit(f"{own}/t/{STORY}")
+    expect(page.locator(".detail h2")).to_contain_text("Merge")
+    page.keyboard.press("n")
+    window = page.get_by_role("dialog", name="Note about #9")
+    window.get_by_label("The note").fill(f"keep this one {SCRIPT}")
+    expect(window.locator("code").last).to_contain_text("everstep note ")
+    window.get_by_role("button", name="Note", exact=True).click()
+    expect(toast(page)).to_contain_text("Noted.")
+    expect(page.locator(".detail .note")).to_contain_text("keep this one <script>")
+    expect(selected(page).locator(".chip.note")).to_contain_text("keep this one")
+    with everstep.open(path).sync as engine:
+        assert engine.operations(STORY)[0].details["note"] == f"keep this one {SCRIPT}"
+    toast(page).get_by_role("button", name="Undo").click()
+    expect(page.locator(".detail .note")).to_have_count(0)
+
+
+def test_a_branch_is_renamed_archived_and_brought_back(own: str, path: Path, visit: Visit) -> None:
+    page = visit(f"{own}/t/{STORY}")
+    expect(rows(page).first).to_be_visible()
+    page.keyboard.press("b")
+    page.get_by_role("button", name="Rename or archive cheap").click()
+    window = page.get_by_role("dialog", name="Branch", exact=True)
+    expect(window.get_by_role("button", name="Rename")).to_be_disabled()
+    window.get_by_label("Name").fill("by bus")
+    expect(window.locator("code").last).to_contain_text("everstep branch rename ")
+    window.get_by_role("button", name="Rename").click()
+    expect(toast(page)).to_contain_text("The branch is called by bus now.")
+    expect(page.locator(".thread").filter(has_text="by bus")).to_have_count(1)
+    expect(rows(page).locator(".chip.branch").filter(has_text="by bus")).to_have_count(1)
+    page.locator(".thread").filter(has_text="by bus").click()
+    expect(page.get_by_role("heading", name="by bus")).to_be_visible()
+    expect(page.locator(".bar-from")).to_have_text(f"branch of {STORY}")
+
+    page.get_by_role("button", name="More about this thread").click()
+    page.get_by_role("button", name="Rename or archive").click()
+    window.get_by_role("button", name="Archive").click()
+    expect(toast(page)).to_contain_text("by bus is archived")
+    expect(page.locator(".thread").filter(has_text="by bus")).to_have_count(0)
+    expect(page.locator(".detail h2")).to_be_visible()  # it is still open
+    page.get_by_label("State of the threads").select_option("With archived")
+    expect(page.locator(".thread").filter(has_text="by bus")).to_contain_text("archived")
+    with everstep.open(path).sync as engine:
+        thread = engine.resolve(f"{STORY}@by bus").thread_id
+        assert [operation.kind for operation in engine.operations(thread)] == ["archive", "rename"]
+    toast(page).get_by_role("button", name="Undo").click()
+    expect(page.locator(".thread").filter(has_text="archived")).to_have_count(0)
+
+
+def test_a_branch_is_merged_into_where_it_came_from(own: str, path: Path, visit: Visit) -> None:
+    with everstep.open(path).sync as engine:
+        branch = engine.resolve(f"{STORY}@family").thread_id
+    page = visit(f"{own}/t/{branch}")
+    expect(rows(page).first).to_be_visible()
+    page.keyboard.press("Shift+M")
+    window = page.get_by_role("dialog", name="Merge")
+    expect(window.get_by_label("Take what was done in")).to_have_value(branch)
+    expect(window.get_by_label("and put it into")).to_have_value(STORY)
+    window.get_by_label("and put it into").select_option(branch)  # the other way round
+    expect(window.get_by_label("Take what was done in")).to_have_value(STORY)
+    window.get_by_label("and put it into").select_option(STORY)
+    expect(window.get_by_text("decide.")).to_be_visible()
+    window.get_by_label("ours").check()
+    window.get_by_role("button", name="Merge", exact=True).click()
+    expect(page.get_by_role("heading", name=STORY)).to_be_visible()
+    expect(selected(page)).to_contain_text("Merge family")
+
+
+def test_a_thread_is_deleted_when_its_name_is_written(own: str, path: Path, visit: Visit) -> None:
+    page = visit(f"{own}/t/{STORY}")
+    page.get_by_role("button", name="More about this thread").click()
+    page.get_by_role("button", name="Delete for good").click()
+    window = page.get_by_role("dialog", name="Delete this thread")
+    expect(window).to_contain_text("32 checkpoints, hidden ones included, go for good")
+    delete = window.get_by_role("button", name="Delete for good")
+    expect(delete).to_be_disabled()
+    window.get_by_role("textbox").fill(STORY)
+    expect(page.locator(".thread-size").last).not_to_be_empty()  # else it is asked for when it is gone
+    delete.click()
+    expect(toast(page)).to_contain_text(f"{STORY} is deleted, with 32 checkpoints.")
+    expect(page).to_have_url(f"{own}/")
+    expect(page.get_by_role("link", name=STORY, exact=True)).to_have_count(0)
+    expect(page.locator(".thread").filter(has_text="cheap")).to_have_count(1)
+    with everstep.open(path).sync as engine:
+        assert engine.get_latest(STORY) is None
+
+
+def test_branches_far_down_are_found_too(tmp_path: Path, visit: Visit) -> None:
+    """One whose head is not among the rows that were loaded."""
+    path = tmp_path / "deep.db"
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all"), synchronous="off").sync as engine:
+        first = engine.append("deep", [], {"n": 0})
+        engine.branch(first, "early")
+        for number in range(1, 701):
+            engine.append("deep", [], {"n": number})
+    with served(path) as address:
+        page = visit(f"{address}/t/deep")
+        expect(selected(page).locator(".row-step")).to_have_text("#701")
+        page.get_by_role("button", name="2 branches").click()
+        expect(page.get_by_role("dialog").get_by_role("link", name="early")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.keyboard.press("]")
+        expect(selected(page)).to_contain_text("Branch early")
+        expect(selected(page)).to_be_in_viewport()
+        page.keyboard.press("[")
+        expect(selected(page).locator(".row-step")).to_have_text("#701")
+        page.context.close()
 
 
 def test_the_time_that_steps_took(shared: str, visit: Visit) -> None:
@@ -635,6 +990,46 @@ def test_a_tag_is_given_seen_and_taken_back(own: str, path: Path, visit: Visit) 
     expect(selected(page)).not_to_contain_text("the good one")
 
 
+# -- files
+
+
+def test_a_thread_is_exported_and_brought_into_another_store(shared: str, visit: Visit, tmp_path: Path) -> None:
+    page = visit(f"{shared}/t/{STORY}")
+    page.get_by_role("button", name="More about this thread").click()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Export as a file").click()
+    file = tmp_path / download.value.suggested_filename
+    download.value.save_as(file)
+    with served(tmp_path / "other.db") as address:
+        page = visit(address)
+        page.get_by_role("main").get_by_role("button", name="import a file").click()
+        window = page.get_by_role("dialog", name="Import")
+        expect(window.get_by_role("button", name="Import", exact=True)).to_be_disabled()
+        window.get_by_label("A file of threads").set_input_files(file)
+        expect(window.locator("code").last).to_have_text(f"everstep import {STORY}.everstep")
+        window.get_by_role("button", name="Import", exact=True).click()
+        expect(window.get_by_text("4 threads, 42 checkpoints brought in")).to_be_visible()
+        expect(page.locator(".thread")).to_have_count(4)
+        window.get_by_role("link", name=STORY, exact=True).click()
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        expect(selected(page)).to_contain_text("Merge scenic")
+        page.context.close()
+
+
+def test_a_file_that_is_damaged_is_told(own: str, browser: Browser, tmp_path: Path) -> None:
+    page = browser.new_page()  # the browser itself writes failed requests to its console
+    page.goto(f"{own}/storage")
+    page.get_by_role("button", name="Import a file").click()
+    window = page.get_by_role("dialog", name="Import")
+    file = tmp_path / "notes.everstep"
+    file.write_text("these are only notes")
+    window.get_by_label("A file of threads").set_input_files(file)
+    window.get_by_role("button", name="Import", exact=True).click()
+    expect(window.get_by_role("alert")).to_contain_text("this is not an export of Everstep")
+    expect(window.get_by_role("button", name="Import", exact=True)).to_be_enabled()
+    page.close()
+
+
 def test_read_only_offers_nothing_that_changes(path: Path, visit: Visit) -> None:
     with served(path, read_only=True) as address:
         page = visit(f"{address}/t/{STORY}")
@@ -645,6 +1040,11 @@ def test_read_only_offers_nothing_that_changes(path: Path, visit: Visit) -> None
         page.keyboard.press("f")
         page.keyboard.press("y")
         expect(page.get_by_role("dialog")).to_have_count(1)
+        page.get_by_role("button", name="Close").click()
+        page.get_by_role("button", name="More about this thread").click()
+        expect(page.get_by_role("link", name="Export as a file")).to_be_visible()
+        expect(page.get_by_role("button", name="Import a file")).to_have_count(0)
+        expect(page.get_by_role("button", name="Delete for good")).to_have_count(0)
         page.goto(f"{address}/runs")
         expect(page.get_by_text("Book it for 412?")).to_be_visible()
         expect(page.get_by_role("textbox", name="Your answer")).to_have_count(0)
@@ -754,12 +1154,57 @@ def test_forks_of_a_run_are_shown(own: str, path: Path, visit: Visit) -> None:
 def test_storage_and_what_would_go(own: str, visit: Visit) -> None:
     page = visit(f"{own}/storage")
     expect(page.locator(".figure").filter(has_text="checkpoints")).to_be_visible()
+    shares = page.locator(".shares tbody tr")
+    expect(shares).to_have_count(10)
+    expect(shares.first).to_contain_text("support-4711")  # the longest
+    expect(shares.first).to_contain_text(re.compile(r"412\s*\d+ kB\s*\d+\.\d ×"))
     page.get_by_label("How many").fill("5")
     page.get_by_role("button", name="What would go?").click()
     expect(page.get_by_text("It would remove")).to_be_visible()
     expect(page.get_by_role("button", name=re.compile("^Remove"))).to_be_visible()
     page.get_by_role("button", name="Verify now").click()
     expect(page.get_by_text("All is as it was written")).to_be_visible()
+
+
+def test_a_damaged_store_is_verified_though_it_cannot_be_measured(path: Path, browser: Browser) -> None:
+    with closing(sqlite3.connect(path)) as file, file:
+        query = """SELECT max(c.seq) FROM checkpoints c JOIN lines l ON l.id = c.line
+            JOIN threads t ON t.id = l.thread WHERE t.name = 'onboarding-ada'"""
+        (seq,) = file.execute(query).fetchone()
+        file.execute("UPDATE checkpoints SET info = zeroblob(length(info)) WHERE seq = ?", (seq,))
+    with served(path) as address:
+        page = browser.new_page()  # the browser itself writes failed requests to its console
+        page.goto(f"{address}/storage")
+        expect(page.get_by_role("main").get_by_role("alert")).to_contain_text("damaged")
+        page.get_by_role("button", name="Verify now").click()
+        expect(page.locator(".findings").get_by_role("link", name="onboarding-ada").first).to_be_visible()
+        page.goto(f"{address}/t/onboarding-ada")
+        expect(page.get_by_role("main").get_by_role("alert")).to_contain_text("everstep repair")
+        page.close()
+
+
+def test_a_store_that_does_not_answer_is_not_called_empty(browser: Browser) -> None:
+    with served("postgresql://somebody:secret@127.0.0.1:1/nowhere") as address:
+        page = browser.new_page()  # the browser itself writes failed requests to its console
+        page.goto(address)
+        expect(page.get_by_role("main").get_by_role("alert")).to_contain_text("cannot be reached", timeout=30_000)
+        expect(page.get_by_text("This store is empty")).to_have_count(0)
+        expect(page.locator("body")).not_to_contain_text("secret")
+        page.close()
+
+
+def test_storage_of_a_thread_and_its_branches(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}")
+    page.get_by_role("button", name="More about this thread").click()
+    page.get_by_role("button", name="Storage of this thread").click()
+    shares = page.get_by_role("dialog").locator(".shares tbody tr")
+    expect(shares).to_have_count(4)
+    for name in (STORY, "cheap", "scenic", "family"):
+        row = shares.filter(has=page.get_by_role("link", name=name, exact=True))
+        expect(row).to_contain_text(re.compile(r"\d (k?B)"))
+    shares.get_by_role("link", name="cheap").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("heading", name="cheap")).to_be_visible()
 
 
 # -- while others write
@@ -817,12 +1262,97 @@ def test_the_first_checkpoints_of_an_empty_store_appear(tmp_path: Path, visit: V
     path = tmp_path / "new.db"
     with served(path) as address:
         page = visit(address)
-        expect(page.get_by_text("This store is empty")).to_be_visible()
-        expect(page.locator("pre")).to_contain_text("everstep.open(")
+        expect(page.get_by_role("main").get_by_text("This store is empty")).to_be_visible()
+        expect(page.get_by_role("main").locator("pre")).to_contain_text("everstep.open(")
+        page.set_viewport_size({"width": 390, "height": 780})
+        expect(page.get_by_role("navigation").locator("pre")).to_be_visible()
+        page.set_viewport_size({"width": 1280, "height": 780})
         with everstep.open(path).sync as engine:
             engine.append("first", [{"role": "user", "content": "hello"}])
-        expect(page.get_by_role("link", name="first")).to_be_visible()
+        expect(page.get_by_role("link", name="first", exact=True)).to_be_visible()
         page.context.close()
+
+
+LOOKED_AT = """(isLookedAt) => {
+  Object.defineProperty(document, "hidden", { value: !isLookedAt, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_more_tabs_than_a_browser_has_connections(own: str, path: Path, visit: Visit) -> None:
+    """What nobody looks at gives its connection back, and hears what it has missed when somebody does again."""
+    first = visit(f"{own}/t/onboarding-ada")
+    expect(first.get_by_text("live", exact=True)).to_be_visible()
+    tabs = [first]
+    for _ in range(7):
+        tabs[-1].evaluate(LOOKED_AT, arg=False)
+        tabs.append(first.context.new_page())
+        tabs[-1].goto(f"{own}/t/onboarding-ada")
+        expect(rows(tabs[-1]).first).to_be_visible()
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all")).sync as engine:
+        engine.append("onboarding-ada", [{"role": "assistant", "content": "once more"}])
+    expect(rows(tabs[-1]).first).to_contain_text("once more")
+    expect(rows(first).first).not_to_contain_text("once more")
+    first.evaluate(LOOKED_AT, arg=True)
+    expect(rows(first).first).to_contain_text("once more")
+
+
+def test_a_thread_that_is_deleted_meanwhile_is_told(own: str, path: Path, browser: Browser) -> None:
+    page = browser.new_page()  # the browser itself writes failed requests to its console
+    page.goto(f"{own}/t/onboarding-ada")
+    expect(page.locator(".detail h2")).not_to_be_empty()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with everstep.open(path).sync as engine:
+        engine.checkpointer.delete_thread("onboarding-ada")
+        expect(page.get_by_text("This thread is gone")).to_be_visible()
+        expect(page.locator(".detail h2")).to_have_count(0)
+        page.keyboard.press("j")
+        engine.append("somebody-else", [])
+    expect(page.get_by_role("link", name="somebody-else")).to_be_visible()
+    assert len([url for url in asked if "/history?" in url]) < 5  # not over and over
+    page.get_by_role("button", name="Show all threads").click()
+    expect(page).to_have_url(f"{own}/")
+    page.close()
+
+
+def test_rows_that_cannot_be_had_are_asked_for_again_when_somebody_wants_it(shared: str, browser: Browser) -> None:
+    page = browser.new_page()  # the browser itself writes failed requests to its console
+    refused: list[str] = []
+
+    def refuse(route: Route) -> None:
+        refused.append(route.request.url)
+        route.fulfill(status=503, json={"error": {"code": "store_unavailable", "message": "not now", "hint": ""}})
+
+    page.route(re.compile(r"/history\?.*(cursor|offset)="), refuse)
+    page.goto(f"{shared}/t/support-4711")
+    expect(rows(page).first).to_be_visible()
+    page.get_by_role("listbox").evaluate("(box) => { box.scrollTop = box.scrollHeight }")
+    expect(page.get_by_role("main").get_by_role("alert")).to_contain_text("not now")
+    page.get_by_role("listbox").evaluate("(box) => { box.scrollTop -= 100 }")
+    expect(page.locator(".row.waiting").first).to_be_visible()
+    assert len(refused) < 5
+    page.unroute_all()
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_text("#1", exact=True)).to_be_attached()
+    expect(page.get_by_role("main").get_by_role("alert")).to_have_count(0)
+    page.close()
+
+
+def test_a_file_that_is_replaced_meanwhile_is_looked_at(own: str, path: Path, browser: Browser) -> None:
+    page = browser.new_page()  # the browser itself writes failed requests to its console
+    page.goto(f"{own}/t/{STORY}")
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    expect(page.locator(".detail h2")).to_contain_text("Merge scenic")
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").unlink(missing_ok=True)
+    expect(page.get_by_text("store unreadable")).to_be_visible()
+    expect(page.locator(".detail h2")).to_contain_text("Merge scenic")  # what is shown stays
+    with everstep.open(path).sync as engine:
+        engine.append("another", [{"role": "user", "content": "hello"}])
+    expect(page.get_by_role("link", name="another")).to_be_visible()
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    page.close()
 
 
 # -- size
@@ -990,7 +1520,7 @@ def test_the_colours_can_be_chosen_and_are_remembered(shared: str, visit: Visit)
 def test_nothing_sticks_out(shared: str, visit: Visit, place: str) -> None:
     page = visit(shared + place)
     expect(page.get_by_text("live", exact=True)).to_be_visible()
-    for width in (1280, 1024, 760, 390):
+    for width in (1280, 1024, 880, 760, 390):
         page.set_viewport_size({"width": width, "height": 780})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
@@ -1008,3 +1538,31 @@ def test_a_narrow_screen_shows_one_thing_after_the_other(shared: str, visit: Vis
     page.get_by_role("link", name="All threads").click()
     expect(page.get_by_role("navigation")).to_be_visible()
     assert serious(page) == []
+
+
+def test_a_link_that_was_sent_leads_back_into_the_page(shared: str, visit: Visit) -> None:
+    """Whoever follows one on a narrow screen has nowhere to go back to but the history and the list."""
+    page = visit(f"{shared}/t/{STORY}?tab=state", viewport=NARROW, has_touch=True)
+    rows(page).first.click()
+    link = page.url
+    page.context.close()
+    page = visit(link, viewport=NARROW, has_touch=True)
+    page.get_by_role("link", name="Back to the history").click()
+    expect(page.get_by_role("listbox")).to_be_visible()
+    page.get_by_role("link", name="All threads").click()
+    expect(page.get_by_role("navigation")).to_be_visible()
+    expect(page.get_by_role("link", name=STORY, exact=True)).to_be_visible()
+
+
+def test_two_checkpoints_are_compared_on_a_narrow_screen(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}", viewport=NARROW, has_touch=True)
+    rows(page).first.click()
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("button", name="Show the rows").click()
+    expect(page.get_by_text("Choose a row to compare #9 with.")).to_be_visible()
+    rows(page).nth(1).click()
+    expect(page.locator(".changes-top")).to_contain_text("from #9 to #8")
+    page.get_by_role("link", name="Back to the history").click()
+    page.get_by_role("button", name="End comparing").click()
+    rows(page).nth(1).click()
+    expect(page.locator(".changes-top")).to_contain_text("against parent #7")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import re
 import signal
@@ -27,12 +28,12 @@ from everstep.web.serving import _langgraph_service
 PROGRAM = """
 import sys
 from everstep.web import serve
-serve(sys.argv[1], port=0, open_browser=False, token=sys.argv[2] or None)
+serve(sys.argv[1], port=0, open_browser=False, token=sys.argv[2] or None, demo=sys.argv[1] == "demo")
 """
 
 
 @contextmanager
-def started(path: Path, token: str = "") -> Iterator[tuple[subprocess.Popen[str], int, str]]:
+def started(path: Path | str, token: str = "") -> Iterator[tuple[subprocess.Popen[str], int, str]]:
     command = [sys.executable, "-c", PROGRAM, str(path), token]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -72,6 +73,90 @@ def test_a_token_is_made_and_is_in_the_link(path: Path) -> None:
             connection.request("GET", "/api/v1/info", headers={"Cookie": cookie})
             with connection.getresponse() as answer:
                 assert answer.status == 200
+
+
+def test_the_demo_opens_with_a_history() -> None:
+    with started("demo") as (_, port, rest):
+        assert rest == "t/trip-to-oslo"
+        with closing(connected(port)) as connection:
+            connection.request("GET", f"/{rest}.json")
+            with connection.getresponse() as answer:
+                assert answer.status == 200
+
+
+def sent_raw(port: int, request: bytes) -> bytes:
+    """Send bytes as they are, and return all that comes back."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        found = b""
+        # A server that has read enough may close before all is sent.
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            while part := connection.recv(65536):
+                found += part
+    return found
+
+
+ASKED = b"GET /api/v1/info HTTP/1.1\r\n"
+HOST = b"Host: 127.0.0.1\r\n"
+
+
+def test_what_no_browser_would_send_is_refused(path: Path) -> None:
+    """Among them requests that a proxy and the server could read differently."""
+    smuggled = b"GET /api/v1/threads HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    refused = {
+        "no host": ASKED + b"\r\n",
+        "two hosts": ASKED + HOST + b"Host: evil.com\r\n\r\n",
+        "two hosts in a line": ASKED + b"Host: 127.0.0.1, evil.com\r\n\r\n",
+        "an absolute address": b"GET http://evil.com/api/v1/info HTTP/1.1\r\nHost: evil.com\r\n\r\n",
+        "no version": b"GET /api/v1/info\r\n\r\n",
+        "two lengths": ASKED + HOST + b"Content-Length: 3\r\nContent-Length: 9\r\n\r\nabc" + smuggled,
+        "a length that is none": ASKED + HOST + b"Content-Length: +3\r\n\r\nabc",
+        "an encoding that is none": ASKED + HOST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        "a space before the colon": ASKED + b"Host : 127.0.0.1\r\n\r\n",
+        "a folded line": ASKED + b"Host: 127.0.0.1\r\n evil.com\r\n\r\n",
+        "a bare line feed in a header": ASKED + HOST + b"X: a\x00b\r\n\r\n",
+        "long headers": ASKED + HOST + b"X: " + b"a" * 200_000 + b"\r\n\r\n",
+        "very many headers": ASKED + HOST + b"".join(b"X-%d: a\r\n" % n for n in range(20_000)) + b"\r\n",
+    }
+    with started(path) as (_, port, _):
+        for what, request in refused.items():
+            answer = sent_raw(port, request)
+            assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 421", b"HTTP/1.1 431", b""), (what, answer[:200])
+            assert answer.count(b"HTTP/1.1 ") <= 1, (what, answer)
+        assert sent_raw(port, ASKED + HOST + b"\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_a_length_beside_chunks_smuggles_nothing(path: Path) -> None:
+    """The connection ends before what follows the last chunk is taken for a request of its own."""
+    body = b"0\r\n\r\n"
+    hidden = b"POST /api/v1/undo HTTP/1.1\r\n" + HOST + b"Origin: http://127.0.0.1\r\n"
+    hidden += b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+    both = HOST + b"Transfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n" % len(body + hidden)
+    with started(path) as (_, port, _):
+        answer = sent_raw(port, ASKED + both + body + hidden)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1 ") == 1, answer
+
+
+def test_those_who_never_finish_a_request_keep_nobody_out(path: Path) -> None:
+    with started(path) as (_, port, _):
+        slow = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(200)]
+        try:
+            for connection in slow:
+                connection.sendall(ASKED + b"X-Slow: ")
+            assert sent_raw(port, ASKED + HOST + b"\r\n").startswith(b"HTTP/1.1 200")
+        finally:
+            for connection in slow:
+                connection.close()
+
+
+def test_there_are_no_web_sockets(path: Path) -> None:
+    upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
+    with started(path) as (_, port, _):
+        for place in (b"/", b"/api/v1/events"):
+            answer = sent_raw(port, b"GET " + place + b" HTTP/1.1\r\nHost: evil.com\r\n" + upgrade + b"\r\n")
+            assert answer.startswith(b"HTTP/1.1 421")
 
 
 def test_the_store_is_opened_with_its_options(path: Path) -> None:

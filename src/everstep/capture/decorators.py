@@ -12,7 +12,6 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Self, TypeVar
 
 from everstep.capture.live import Live, Pending, find, frozen, may_save, noted, to_its_end
@@ -151,9 +150,7 @@ class _Around(ABC):
             self._capture.run(_prepared(self._before, self._capture.blocking))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._on and may_save(error):
             self._capture.run(_prepared(self._after, self._capture.blocking, error))
 
@@ -166,9 +163,7 @@ class _Around(ABC):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, GeneratorExit) and not self._waits_when_closed:
             # A coroutine that is being closed cannot wait.
             self.__exit__(kind, error, trace)

@@ -12,7 +12,6 @@ import contextlib
 import copy
 import logging
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from everstep.errors import HeadMoved, InvalidInput, LeaseHeld, LeaseLost, StoreError, UnsupportedByBackend
@@ -50,7 +49,7 @@ class _Lease:
 
     @property
     def epoch(self) -> int:
-        """A number that is greater than that of every owner before."""
+        """A number that is greater than the number of every owner before."""
         return self._held().epoch
 
     def check(self) -> None:
@@ -125,9 +124,7 @@ class Lease(NeedsAsync, _Lease):
         self.engine = self._engine_behind()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             await self._let_go()
         except LeaseLost:
@@ -154,9 +151,7 @@ class SyncLease(NeedsPlainWith, _Lease):
         self.engine = type(self._face)(self._engine_behind(), self._face._run)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self._run(self._let_go())
         except LeaseLost:

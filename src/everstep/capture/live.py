@@ -17,7 +17,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from everstep.config import SnapshotTrigger
@@ -160,7 +160,7 @@ class Live:
         try:
             await self._write(unfiltered(engine)._save_live, now, trigger, about)
         except Exception:
-            # An error of the block matters more to its caller than that of the save, and must not be hidden by it.
+            # An error of the block matters more to its caller than an error of the save, which must not hide it.
             if error is None:
                 raise
             logger.exception("thread %r: what it held when it was left by an error is not saved", self.thread_id)
@@ -200,9 +200,7 @@ class Live:
 
     def _tools(self) -> Tools:
         """How our results of tools are put together with those of others: the record of a call is one value."""
-        if self.tools_result is self._record:
-            return "last"
-        return "merge"
+        return "merge" if self.tools_result is not self._record else "last"
 
     def _now(self, state: dict[str, Any] | None = None, tools: Tools | None = None) -> Save:
         """Return a save of what there is now."""
@@ -255,9 +253,7 @@ class LiveThread(NeedsAsync, Live):
         self._open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # A coroutine that is being closed cannot wait, so the last save is done by the blocking face.
         if isinstance(error, GeneratorExit):
             if self._ticking is not None:
@@ -314,9 +310,7 @@ class SyncLiveThread(NeedsPlainWith, Live):
         self._open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if self._ticking is not None:
                 self._stop.set()

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from everstep.cli import text
-from everstep.cli.session import Common
+from everstep.cli.session import Common, Session
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SPAN = re.compile(r"\s*(\d{1,6})\s*(s|m|min|h|d|w)\s*", re.IGNORECASE)
@@ -39,14 +39,36 @@ def yes_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def complete_threads(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the threads whose names begin so. A shell that completes must never see an error."""
+    """Return the threads whose names begin so, and behind `THREAD@` its branches and tags.
+
+    A shell that completes must never see an error.
+    """
     try:
         common = ctx.find_object(Common) or Common()
         with common.opened() as session:
             page = session.engine.list_threads(_COMPLETED_MAX, prefix=incomplete)
+            found = [CompletionItem(item.thread_id, help=text.cut(text.clean(item.summary), 60)) for item in page]
+            thread, sign, begun = incomplete.rpartition("@")
+            if sign and not found:
+                for name, what in _names_in(session, thread).items():
+                    if name.startswith(begun):
+                        found.append(CompletionItem(f"{thread}@{name}", help=what))
     except Exception:
         return []
-    return [CompletionItem(item.thread_id, help=text.cut(text.clean(item.summary), 60)) for item in page]
+    return found
+
+
+def _names_in(session: Session, thread: str) -> dict[str, str]:
+    """Return what may stand behind the name of a thread, and what it is: its branches and its tags."""
+    from everstep.views import branches, tags
+
+    found: dict[str, str] = {}
+    for one in session.run(branches.family, thread)["branches"]:
+        if one["is_branch"]:
+            found[one["name"]] = "branch"
+    for one in session.run(tags.listing, thread)["tags"]:
+        found.setdefault(one["tag"], "tag")
+    return found
 
 
 class Moment(click.ParamType[datetime]):

@@ -19,7 +19,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Go back, fork, merge": {
         "rewind": ("history", "Make an earlier checkpoint the head; later ones are hidden, not deleted."),
-        "undo": ("history", "Take back the last rewind, fork, merge, pin or tag."),
+        "undo": ("history", "Take back the last rewind, fork, merge, pin, tag, note or name."),
         "redo": ("history", "Do again what undo took back."),
         "ops": ("history", "Show the log of operations of a thread."),
         "fork": ("history", "Start a branch at a checkpoint, with other values if you like."),
@@ -35,8 +35,9 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "recover": ("durable", "Take up every run that has something to do; --watch for ever, as a worker."),
     },
     "Names": {
-        "branch": ("names", "List the branches of a thread, or delete one."),
+        "branch": ("names", "List the branches of a thread; rename, archive or delete one."),
         "tag": ("names", "List the tags of a thread, give a checkpoint one, or take it away."),
+        "note": ("names", "Note something about a checkpoint, or print what is noted."),
         "pin": ("names", "Keep a checkpoint from retention."),
         "unpin": ("names", "Leave a checkpoint to retention again."),
     },
@@ -84,7 +85,8 @@ Options of every command:
   --help, --version
 
 A checkpoint is written as THREAD (its newest), THREAD@~3 (three back), THREAD#42 (step 42),
-THREAD@1f3a (the begin of an id), THREAD@TAG or THREAD@{2026-11-15T10:00}.
+THREAD@1f3a (the begin of an id), THREAD@TAG or THREAD@{2026-11-15T10:00}. Without THREAD
+(@, @~3, #42) it is the thread that was active last.
 
 Try it:  everstep demo demo.db && everstep log --store demo.db --graph trip-to-oslo
 """

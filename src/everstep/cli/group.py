@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
+import io
+import json
 import logging
 import os
 import sys
@@ -63,6 +66,13 @@ class Group(click.Group):
 
 class _Root(Group):
     """The command itself."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was named. A reader that leaves before its end is no error, which it is for click."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            return 0
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # of the base
         return catalog.names()
@@ -144,12 +154,18 @@ def _dedent(docstring: str) -> str:
 # -- running
 
 _NO_LOG = logging.NullHandler()
+_ESCAPED = "everstep.escaped"
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     common = Common()
     given = list(arguments)
+    _escape_what_cannot_be_written()
+    if COMPLETE_VARIABLE in os.environ:
+        from everstep.cli.shells import register
+
+        register()
     # What the library logs is for applications: here the answer says it. Without a handler Python would print it.
     logging.getLogger("everstep").addHandler(_NO_LOG)
     try:
@@ -176,6 +192,20 @@ def run(arguments: Sequence[str]) -> int:
         failures.report(fields, as_json=_wants_json(common, given))
         return code
     return result if isinstance(result, int) else 0
+
+
+def _escape_what_cannot_be_written() -> None:
+    """On a terminal, or in a pipe, that knows few characters write others as JSON does, in place of an error."""
+    codecs.register_error(_ESCAPED, _as_json_escapes)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors=_ESCAPED)
+
+
+def _as_json_escapes(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _wants_json(common: Common, arguments: Sequence[str]) -> bool:

@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +23,7 @@ from everstep.cli.session import require_store
 from everstep.cli.settings import Settings
 from everstep.config import SnapshotConfig
 from everstep.engine import SyncEngine
-from everstep.errors import EverstepError
+from everstep.errors import CheckpointCorrupted, EverstepError, StoreMismatch
 from everstep.opening.addresses import Place, place_of
 from everstep.version import __version__
 
@@ -31,6 +32,10 @@ Status = Literal["ok", "warn", "fail"]
 SPACE_MIN_BYTES = 200_000_000
 SKEW_MAX_SECONDS = 5
 _PYTHON_MIN = (3, 11)
+# Of a look at a file, which may be very large.
+_LOOK_SECONDS = 2.0
+_STEPS_BETWEEN_LOOKS = 10_000
+_BUSY_MS = 1000
 _NETWORK_FILE_SYSTEMS = (
     "nfs",
     "cifs",
@@ -75,6 +80,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from opened
     if opened[0].status == "fail":
         return
+    if place.kind == "sqlite":
+        yield check_content(Path(place.where))
     if place.kind == "postgres":
         # A server that hides its settings is no reason not to tell the rest.
         yield from _guarded("server", lambda: check_postgres(place.where))
@@ -131,6 +138,41 @@ def check_file(path: Path, settings: Settings) -> Iterator[Finding]:
     if synchronous != "full":
         message = f"synchronous is {text.clean(synchronous)}: a power cut may lose the last checkpoints"
         yield Finding("durability", "warn", message, "leave the option out: the default is full")
+
+
+def check_content(path: Path, seconds: float = _LOOK_SECONDS) -> Finding:
+    """Look for a short while at the structure of a file, and at the checksums of its pages."""
+    import apsw
+
+    from everstep.stores.sqlite.connecting import connect
+
+    deadline = time.monotonic() + seconds
+    advice = "everstep verify tells what is damaged; everstep repair saves what is whole"
+    try:
+        with closing(connect(path, _BUSY_MS)) as connection:
+            connection.execute("PRAGMA query_only=1")
+            connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_BETWEEN_LOOKS)
+            found = _quick_check(connection)
+            if found != "ok":
+                connection.pragma("checksum_verification", 0)
+                without_checksums = _quick_check(connection)
+    except apsw.InterruptError:
+        message = f"what can be looked at in {seconds:g} s is sound; everstep verify looks at everything"
+        return Finding("content", "ok", message)
+    except apsw.BusyError:
+        return Finding("content", "ok", "not looked at: somebody is writing")
+    except apsw.Error as exc:
+        return Finding("content", "fail", f"its structure is damaged: {exc}", advice)
+    if found == "ok":
+        return Finding("content", "ok", "its structure is sound; everstep verify looks at everything")
+    if without_checksums == "ok":
+        # Another SQLite program leaves such pages, too: to tell the two apart takes a look at everything.
+        return Finding("content", "warn", "pages do not match their checksums", advice)
+    return Finding("content", "fail", f"its structure is damaged: {text.cut(without_checksums, 200)}", advice)
+
+
+def _quick_check(connection: Any) -> str:
+    return str(connection.execute("PRAGMA quick_check(1)").get)
 
 
 def check_permissions(path: Path) -> Finding:
@@ -244,6 +286,10 @@ def _newest_time(engine: SyncEngine) -> datetime | None:
 
 
 def _advice_for(error: EverstepError) -> str:
+    if isinstance(error, CheckpointCorrupted):
+        return "everstep verify tells what is damaged; everstep repair saves what is whole"
+    if isinstance(error, StoreMismatch):
+        return "name another file: this one is no store, or was made by another version"
     if "password" in str(error).lower() or "auth" in str(error).lower():
         return "look at the user and the password in the URL"
     return "is the server running, and can this machine reach it?"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from everstep.cli.output import Output
 
 if TYPE_CHECKING:
-    from everstep.langgraph.importing import ImportProgress
+    from everstep.langgraph.import_reports import ImportProgress
     from everstep.reports import CopyProgress, UpkeepProgress
 
 # What is over within a second needs no bar, and would only flicker.

@@ -79,6 +79,7 @@ def show_checkpoint(output: Output, found: Row) -> None:
             ("parents", ", ".join(parents)),
             ("next", text.clean(found["next_node"])),
             ("tags", ", ".join(map(text.clean, found["tags"]))),
+            ("note", text.clean(found["note"])),
             ("metadata", metadata),
             ("size", size),
             ("messages", f"{found['messages']:,}"),
@@ -219,3 +220,16 @@ def show_messages(output: Output, found: Row) -> None:
                 answer = text.cut(text.clean(call["result"]["text"]), _VALUE_CHARS_MAX)
             called = f"{text.clean(call['name'])}({text.cut(brief(call['args']), _VALUE_CHARS_MAX)})"
             output.line(f"    {output.paint('→', 'cyan')} {called}: {answer}")
+
+
+def describe_wait(wait: Mapping[str, Any]) -> str:
+    """Return what a durable run waits for, in a few words."""
+    match wait["kind"]:
+        case "ask":
+            return f"waits for an answer: {text.clean(wait['question'] or '')}"
+        case "event":
+            return f"waits for the event {text.clean(wait['event'] or '')}"
+        case "sleep":
+            return f"sleeps until {text.clean(wait['until'] or '')}"
+        case _:
+            return text.clean(wait["kind"])

@@ -32,8 +32,9 @@ R = TypeVar("R")
 class Session:
     """An open store, for one command."""
 
-    def __init__(self, engine: CheckpointEngine) -> None:
+    def __init__(self, engine: CheckpointEngine, output: Output) -> None:
         self.engine: SyncEngine = engine.sync
+        self._output = output
         from everstep.engine import CheckpointEngine
 
         # Views are coroutine functions of an engine: on one over the blocking face of the store they never suspend.
@@ -50,6 +51,38 @@ class Session:
 
         return run_to_end(view(self._driven, *args, **kwargs))
 
+    def thread_meant(self, name: str | None) -> str:
+        """Return the thread with that name, or that a reference is about; None: the one that was active last."""
+        if name is None:
+            newest = self.newest_thread()
+            if self._output.is_terminal:
+                self._output.note(f"{text.clean(newest)}, which was active last:")
+            return newest
+        # One whose checkpoints are all hidden, or cannot be read, is a thread nevertheless.
+        if self.count_checkpoints(name):
+            return name
+        return self.engine.resolve(name).thread_id
+
+    def thread_named(self, name: str) -> str:
+        """Return the thread that has that name, or the branch that is named with its thread, as in `trip@cheap`.
+
+        For what destroys nothing less will do.
+        """
+        if self.count_checkpoints(name):
+            return name
+        # This says what may have been meant.
+        meant = self.engine.resolve(name).thread_id
+        from everstep.views import threads
+
+        thread, _, branch = name.rpartition("@")
+        if not thread or self.run(threads.one, meant)["name"] != branch:
+            raise CheckpointNotFound(name, reason=f"{name!r} means a checkpoint, and neither a thread nor a branch")
+        return meant
+
+    def count_checkpoints(self, thread: str) -> int:
+        """Return how many checkpoints a thread has, hidden ones included; 0: there is no such thread."""
+        return self.run(_count_checkpoints, thread)
+
     def newest_thread(self) -> str:
         """Return the thread that was active last; an error if there is none."""
         page = self.engine.list_threads(1)
@@ -59,6 +92,14 @@ class Session:
         if not page:
             raise CheckpointNotFound("", reason="there is no thread in this store")
         return page[0].thread_id
+
+
+async def _count_checkpoints(engine: CheckpointEngine, thread: str) -> int:
+    from everstep.stores.protocol import Query
+    from everstep.views.reading import repository_of
+
+    query = Query(thread_id=thread, namespace=None, hidden="also")
+    return await repository_of(engine).store.count(query)
 
 
 def blocking_backend(engine: CheckpointEngine) -> StoreBackend:
@@ -106,7 +147,7 @@ class Common:
         with show_warnings():
             engine = factory.open(settings.store, config, **settings.options)
             with engine.sync:
-                yield Session(engine)
+                yield Session(engine, self.output)
 
 
 def require_store(address: str, source: str = "") -> Place:

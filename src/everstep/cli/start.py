@@ -30,9 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError:
         sys.stderr.write(_MISSING)
         return 1
-    from everstep.cli.group import run
+    try:
+        from everstep.cli.group import run
 
-    return run(given)
+        return run(given)
+    except KeyboardInterrupt:
+        # It came before the command had begun: to import all that it needs takes a moment.
+        return 130
 
 
 def _answer_at_once(arguments: Sequence[str]) -> str | None:

@@ -7,6 +7,7 @@ none of them reaches a terminal.
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,11 @@ def clean(value: object) -> str:
     """Return a text in one line that cannot move the cursor, colour the terminal or turn the line around."""
     text = value if isinstance(value, str) else str(value)
     return _SURROGATE.sub("\ufffd", _UNSAFE.sub(" ", text)).strip()
+
+
+def as_argument(value: object) -> str:
+    """Return a text as it is written in a shell, as part of a command that is shown."""
+    return shlex.quote(clean(value))
 
 
 def clean_lines(value: str) -> list[str]:

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from uuid import UUID
 
 from everstep.config import SnapshotTrigger
-from everstep.durable import calling, failures, journal, undoing
+from everstep.durable import calling, failures, journal, notes, undoing
 from everstep.durable.calling import Face, Options
 from everstep.durable.entries import ENTRIES, Arguments, Draft, Entry, as_results
-from everstep.durable.live import RunLive
+from everstep.durable.live import RunLive, timeline_of
 from everstep.durable.programs import Program
 from everstep.errors import (
     EffectConflict,
@@ -26,7 +26,10 @@ from everstep.errors import (
     InvalidInput,
     LeaseLost,
     ReplayMismatch,
+    RunLost,
+    SnapshotTooLarge,
     StoreError,
+    UnstorableValue,
 )
 from everstep.reports import Difference
 from everstep.repository.claims import Claim
@@ -35,6 +38,7 @@ from everstep.repository.new_names import new_token
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Record
+from everstep.values import codec
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -46,10 +50,14 @@ WAITING = "waiting"
 READY = "ready"
 DONE = "done"
 FAILED = "failed"
+PAUSED = "paused"
+"""Nobody takes it up by itself: a branch that was made, or a run that goes on in a branch."""
 
 # Shorter sleeps are slept here: letting a run go and taking it up again costs more than such a wait.
 _LINGER_SECONDS = 1.0
 _KEY_MAX = 500
+_NOT_TAKEN = (UnstorableValue, SnapshotTooLarge)
+"""Why a commit is not taken whose values are at fault: it would fail in the same way when it is tried again."""
 # A context variable, so that tasks and threads that run side by side each have a scope of their own.
 _scope: contextvars.ContextVar[str] = contextvars.ContextVar("everstep_run_scope", default="")
 
@@ -124,6 +132,8 @@ class Attempt:
         self._lock = face.lock()
         self._keys = Keys()
         self._pending: list[Draft] = []
+        self._refused: list[tuple[Draft, Exception]] = []
+        """Drafts that no commit can take, each with the reason, until whoever made it has seen that."""
         self._waits: dict[str, dict[str, Any]] = {}
         self._active = 0
         self._failed: list[tuple[BaseException, str]] = []
@@ -175,14 +185,22 @@ class Attempt:
         self.live.is_replaying = True
         self._repeats_effects = metadata.get("run_effects") == "allow"
         self._saved = (str(metadata.get("run_status")), list(metadata.get("run_waits", [])))
-        # A run that has failed is taken up again: the steps that ended it are forgotten, so that they are
-        # tried once more.
         if found.end is not None:
-            again = list(found.end.about.get("failed", []))
-            about = {"op": "resume", "key": "resume", "again": again}
-            self._waits.clear()
+            # A run that has failed is taken up again: the steps that ended it are forgotten, so that they are
+            # tried once more.
+            about = {"op": "resume", "key": "resume", "again": list(found.end.about.get("failed", []))}
             found.add(Entry(about, {}, start.checkpoint, None))
-            await self.record(Draft(about, None, f"{self.program.name}: taken up again"))
+            await self.note(about, "taken up again", RUNNING, run_waits=[])
+        elif metadata.get("run_status") == PAUSED:
+            # From now on others take it up if this process dies, before it has come to its first step.
+            await self.note({"op": "wait", "key": "wait"}, "taken up", RUNNING)
+
+    async def note(self, about: Mapping[str, Any], summary: str, status: str, **metadata: Any) -> None:
+        """Add something at the head that is not the work of the run's code, and leave the values as they are there."""
+        note = notes.Note(about, {**metadata, "run_status": status}, f"{self.program.name}: {summary}")
+        await notes.add(timeline_of(self._engine).behind(self._claim), self.thread_id, lambda _: note)
+        # What the head tells is written anew by the next save.
+        self._saved = None
 
     async def run(self, call: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
         """Run the code to its end and return its result. Suspended if it has to wait."""
@@ -191,10 +209,10 @@ class Attempt:
         try:
             result = await call(*start.values["args"], **start.values["kwargs"])
             await self._check_all_asked_for()
+        except BaseExceptionGroup as group:
+            await self._end_group(group)
         except Suspended:
             await self._go_waiting()
-            raise
-        except Forked:
             raise
         except Exception as error:
             await self._fail(error)
@@ -204,8 +222,27 @@ class Attempt:
         about = {"op": "end", "key": "end", "status": DONE}
         values = {"name": self.program.name, "status": "returned", "result": result}
         self._waits.clear()
-        await self.record(Draft(about, values, f"{self.program.name}: done", ("done",)), status=DONE)
+        try:
+            await self.record(Draft(about, values, f"{self.program.name}: done", ("done",)), status=DONE)
+        except _NOT_TAKEN as error:
+            # The code is not right: nobody should run it again and again.
+            await self._fail(error)
+            raise
         return result
+
+    async def _end_group(self, group: BaseExceptionGroup[BaseException]) -> NoReturn:
+        """End as a group of errors says, which an `asyncio.TaskGroup` in the code of the run has made."""
+        _, errors = group.split((Suspended, Forked))
+        # An error counts more than a wait, and only what is left of a group may be an Exception.
+        if isinstance(errors, ExceptionGroup):
+            await self._fail(errors)
+            raise errors
+        if errors is not None:
+            raise group
+        found = _first_of(group)
+        if isinstance(found, Suspended):
+            await self._go_waiting()
+        raise found
 
     async def _fail(self, error: Exception) -> None:
         """Record that the run has failed, if that can be done: what ended it is tried again when it is resumed."""
@@ -229,7 +266,12 @@ class Attempt:
         self._waits.clear()
         try:
             draft = Draft(about, values, f"{self.program.name}: {about['error']}"[:200], ("error",))
-            await self.record(draft, status=FAILED)
+            try:
+                await self.record(draft, status=FAILED)
+            except _NOT_TAKEN:
+                # The code holds something that cannot be saved, so what it holds is left out.
+                await self.live.drop_changes(self._engine)
+                await self.record(status=FAILED)
         except Exception:
             logger.exception("run %r: that it failed could not be recorded", self.thread_id)
 
@@ -266,21 +308,57 @@ class Attempt:
 
     async def record(self, *drafts: Draft, status: str | None = None) -> None:
         """Record entries, together with what else there is to record by now: one commit."""
+        refused = await self._record(drafts, status)
+        if refused is not None:
+            raise refused
+
+    async def _record(self, drafts: Sequence[Draft], status: str | None = None) -> Exception | None:
+        """Record entries; return why one of them can never be recorded, if that is so."""
         self._pending += drafts
         if drafts:
             await self._face.let_others()  # what ends at the same moment comes along
         async with self._lock:
-            # Drafts are compared by identity: two steps may well record the same.
-            if drafts and not any(draft is waiting for waiting in self._pending for draft in drafts):
-                return  # another commit has taken them along
+            # Drafts are compared by identity: two steps may well record the same. Those that are not there any
+            # more were taken along by another commit.
+            if not drafts or any(draft is waiting for waiting in self._pending for draft in drafts):
+                await self._save_pending(status)
+            return self._why_refused(drafts)
+
+    async def _save_pending(self, status: str | None) -> None:
+        while True:
             batch = self._pending
             self._pending = []
             try:
-                # What could not be saved waits for the next commit, before all that has come since.
                 await self._save(batch, status)
-            except BaseException:
-                self._pending = batch + self._pending
-                raise
+                return
+            except BaseException as error:
+                # What could not be saved waits for the next commit, before all that has come since.
+                kept = self._without_refused(batch, error)
+                self._pending = kept + self._pending
+                if len(kept) == len(batch):
+                    raise
+                if not kept:
+                    return
+
+    def _without_refused(self, batch: list[Draft], error: BaseException) -> list[Draft]:
+        """Return what is left of a batch when those are taken out that made its commit fail."""
+        if not isinstance(error, _NOT_TAKEN):
+            return batch
+        kept: list[Draft] = []
+        for draft in batch:
+            reason = _why_not_taken(draft, error)
+            if reason is None:
+                kept.append(draft)
+            else:
+                self._refused.append((draft, reason))
+        return kept
+
+    def _why_refused(self, drafts: Sequence[Draft]) -> Exception | None:
+        for place, (refused, reason) in enumerate(self._refused):
+            if any(draft is refused for draft in drafts):
+                del self._refused[place]
+                return reason
+        return None
 
     async def _save(self, batch: Sequence[Draft], status: str | None) -> None:
         waits = list(self._waits.values())
@@ -320,12 +398,19 @@ class Attempt:
         if stored is not None and stored.record.key.checkpoint_id == made and _follows(stored.record, before):
             self.journal.last_seq = stored.seq
             return
+        if before is not None and await self._is_left_behind(before):
+            # The thread was rewound: what this attempt goes by is not what is recorded there any more.
+            raise RunLost(self.thread_id)
         entries, seq = await journal.load_since(self._repository, self.thread_id, self.journal.last_seq)
         self.journal.last_seq = seq
         for entry in entries:
             if entry.op in ("answer", "event"):
                 self.journal.add(entry)
                 self._waits.pop(entry.about.get("wait", entry.key), None)
+
+    async def _is_left_behind(self, checkpoint_id: str) -> bool:
+        loaded = await self._repository.store.read(self.thread_id, "", checkpoint_id)
+        return loaded is None or loaded.stored.hidden
 
     # -- steps
 
@@ -342,6 +427,7 @@ class Attempt:
         """Return the coroutine of a step. Its key is given now: in the order in which the code asks for steps."""
         if not callable(function):
             raise InvalidInput(f"a step is a function and its arguments, not {checks.shown(function)}")
+        calling.check_effect(options.effect, undo, on_unknown)
         name = name_of(function)
         full = self._keys.take(name, key)
         return self._step(full, name, function, args, kwargs, options, undo, on_unknown)
@@ -371,7 +457,11 @@ class Attempt:
         if options.effect == "once":
             return await self._perform(call, undo, on_unknown)
         outcome = await self._called(call)
-        await self.record(_step_draft(call, outcome))
+        refused = await self._record([_step_draft(call, outcome)])
+        if refused is not None:
+            # A result that cannot be stored is a failure of the step, and is recorded as one.
+            outcome = calling.Outcome(None, refused, [*outcome.tries, calling.told(refused)], outcome.seconds)
+            await self.record(_step_draft(call, outcome))
         return self._given(key, outcome)
 
     async def _called(self, call: _Call) -> calling.Outcome:
@@ -451,8 +541,9 @@ class Attempt:
         else:
             await effects.end(effect, "failed", {"error": failures.recorded(outcome.error)})
         # Not committed by itself: that the effect happened is stored in the family already, and the step
-        # joins the next commit.
-        self._pending.append(_step_draft(call, outcome))
+        # joins the next commit. The code may have changed the result by then, so a copy of it waits.
+        kept = outcome._replace(result=codec.unpack(codec.pack(outcome.result)))
+        self._pending.append(_step_draft(call, kept))
         return self._given(call.key, outcome)
 
     async def _failed_before(self, call: _Call, before: Effect) -> Any:
@@ -540,7 +631,10 @@ class Attempt:
             if asked is None:
                 values = {"question": question, "details": details, "status": "waiting"}
                 about = {"op": "ask", "key": key, "question": question}
-                await self.record(Draft(about, values, f"Waits for an answer: {question}"[:200]))
+                refused = await self._record([Draft(about, values, f"Waits for an answer: {question}"[:200])])
+                if refused is not None:
+                    del self._waits[key]
+                    raise refused
         # Looked up again: the answer may have come while the question was recorded.
         answer = self.journal.answers.get(key)
         if answer is None:
@@ -677,6 +771,17 @@ class Keys:
         return number
 
 
+def _why_not_taken(draft: Draft, error: Exception) -> Exception | None:
+    """Return why no commit can take a draft; None if it is not what made one fail with that error."""
+    try:
+        packed = codec.pack(draft.values, str(draft.about["key"]))
+    except UnstorableValue as reason:
+        return reason
+    if isinstance(error, SnapshotTooLarge) and len(packed) > error.size_bytes_max:
+        return error
+    return None
+
+
 def _follows(record: Record, before: str | None) -> bool:
     """Whether a checkpoint follows that one alone; without one, whether it is the first."""
     parents = [parent.checkpoint_id for parent in record.parents]
@@ -739,6 +844,13 @@ def differences_of(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
 def _by_path(shown: Mapping[str, Any]) -> dict[str, Any]:
     positional = {f"args[{place}]": value for place, value in enumerate(shown.get("args", []))}
     return positional | {f"kwargs.{name}": value for name, value in shown.get("kwargs", {}).items()}
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Return the first error in a group, or in one inside of it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

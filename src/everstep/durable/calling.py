@@ -10,12 +10,14 @@ import inspect
 import random
 import threading
 import time
+import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from everstep.errors import InvalidInput
 from everstep.runtime import checks
 from everstep.types import stopwatch
+from everstep.values.storable import described
 
 Effect = Literal["none", "retry", "once"]
 
@@ -68,6 +70,26 @@ def checked(retries: object, backoff: object, timeout: object, retry_on: object,
     return Options(retries, pause, limit, kinds, effect)
 
 
+def check_effect(effect: Effect, undo: object, on_unknown: object) -> None:
+    """Raise InvalidInput if what is to be done about an effect is not what can be done about one of its class."""
+    check_on_unknown(on_unknown)
+    if undo is None:
+        return
+    if not callable(undo):
+        raise InvalidInput(f"undo is a function of the result that takes the effect back, not {checks.shown(undo)}")
+    if effect != "once":
+        raise InvalidInput(
+            f"undo takes back what is performed once, and effect={effect!r} may be performed several times; "
+            "use effect='once'"
+        )
+
+
+def check_on_unknown(on_unknown: object) -> None:
+    """Raise InvalidInput if that cannot tell whether an effect happened."""
+    if on_unknown not in ("ask", "fail") and not callable(on_unknown):
+        raise InvalidInput(f"on_unknown is 'ask', 'fail' or a function, not {checks.shown(on_unknown)}")
+
+
 def _error_classes(retry_on: object) -> tuple[type[Exception], ...]:
     kinds = (retry_on,)
     if isinstance(retry_on, tuple):
@@ -92,19 +114,15 @@ class Face(Protocol):
 
     def lock(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Return a lock: one task or thread at a time."""
-        ...
 
     async def call(self, function: Callable[[], Any], timeout: float | None) -> Any:
         """Return what a function returns, or what it returns gives when it is awaited."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
-        ...
 
     async def let_others(self) -> None:
         """Let others go on who can."""
-        ...
 
 
 class AsyncFace:
@@ -212,6 +230,9 @@ def is_async(function: Callable[..., Any]) -> bool:
     inner: Any = function
     while isinstance(inner, functools.partial):
         inner = inner.func
+    # Most are functions. They are called by themselves, and not by a method of their class.
+    if type(inner) is types.FunctionType:
+        return inspect.iscoroutinefunction(inner)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
@@ -238,12 +259,17 @@ async def call(
                 result = await face.call(functools.partial(function, *args, **kwargs), options.timeout)
                 return Outcome(result, None, failed, stopwatch() - began)
             except Exception as exc:
-                failed.append(f"{type(exc).__name__}: {exc}"[:500])
+                failed.append(told(exc))
                 if len(failed) > options.retries or not isinstance(exc, options.retry_on):
                     return Outcome(None, exc, failed, stopwatch() - began)
             await face.sleep(_pause(options.backoff, len(failed)))
     finally:
         _key.reset(token)
+
+
+def told(error: Exception) -> str:
+    """Return what is kept of a try that failed."""
+    return f"{type(error).__name__}: {described(error)['message']}"[:500]
 
 
 def _pause(backoff: float, failures: int) -> float:

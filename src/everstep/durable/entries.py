@@ -20,6 +20,7 @@ ENTRIES = "run_entries"
 # Larger arguments are known by their digest alone; a run would else store every document twice, as an
 # argument and as what was made of it.
 _ARGUMENTS_BYTES_MAX = 64_000
+_MARK = UNSTORABLE.encode()
 
 
 class Entry(NamedTuple):
@@ -79,22 +80,41 @@ def values_by_key(results: Any) -> dict[str, Mapping[str, Any]]:
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call, as they are recorded."""
+    """The arguments of a call, as they were before it: a function may change what it is given."""
 
     digest: str
     """Equal arguments have equal ones."""
-    shown: Mapping[str, Any]
-    """`args` and `kwargs`; empty if they are too large to be kept a second time."""
+    packed: bytes | None
+    """None if they are too large to be kept a second time."""
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         """Return the arguments as they are now."""
-        shown = {"args": _lasting(storable(list(args), 2)), "kwargs": _lasting(storable(dict(kwargs), 2))}
-        packed = codec.pack(shown)
+        packed = _packed(args, kwargs)
         digest = hashlib.sha256(packed).hexdigest()[:32]
         if len(packed) > _ARGUMENTS_BYTES_MAX:
-            return cls(digest, {})
-        return cls(digest, shown)
+            return cls(digest, None)
+        return cls(digest, packed)
+
+    @property
+    def shown(self) -> Mapping[str, Any]:
+        """Return `args` and `kwargs`, as they are recorded; empty if they are too large for that."""
+        if self.packed is None:
+            return {}
+        found: Mapping[str, Any] = codec.unpack(self.packed)
+        return found
+
+
+def _packed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    try:
+        packed = codec.pack({"args": list(args), "kwargs": dict(kwargs)}, "arguments", 1)
+    except Exception:
+        # Some of it cannot be stored.
+        packed = None
+    if packed is not None and _MARK not in packed:
+        return packed
+    shown = {"args": _lasting(storable(list(args), 2)), "kwargs": _lasting(storable(dict(kwargs), 2))}
+    return codec.pack(shown)
 
 
 def _lasting(value: Any) -> Any:

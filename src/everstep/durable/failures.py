@@ -6,6 +6,8 @@ other code of it. Otherwise StepFailed tells what it was.
 
 from __future__ import annotations
 
+import contextlib
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,16 +15,26 @@ from everstep.durable import modules
 from everstep.errors import StepFailed
 from everstep.values.storable import UNSTORABLE, described, storable
 
+# Errors inside of others are kept as deep as that: more would not be stored in one value.
+_GROUPS_MAX = 5
+# What an attribute was looked for in: it may be large, and no message speaks of it.
+_OBJECT = vars(AttributeError)["obj"]
 
-def recorded(error: BaseException) -> dict[str, Any]:
+
+def recorded(error: BaseException, depth: int = 0) -> dict[str, Any]:
     """Return what is kept of an error."""
     kind = type(error)
-    return {
+    kept = {
         "type": f"{modules.lasting_name(kind.__module__)}:{kind.__qualname__}",
         "text": described(error)["message"],
         "args": storable(list(error.args), 3),
-        "fields": storable({name: value for name, value in vars(error).items() if isinstance(name, str)}, 3),
+        "fields": storable(_fields(error), 3),
     }
+    # The errors of a group stand in its arguments, which cannot be stored. Each is kept as one of its own.
+    if isinstance(error, BaseExceptionGroup) and depth < _GROUPS_MAX:
+        kept["args"] = [error.message]
+        kept["group"] = [recorded(each, depth + 1) for each in error.exceptions]
+    return kept
 
 
 def made_again(thread_id: str, key: str, kept: Mapping[str, Any]) -> Exception:
@@ -32,6 +44,8 @@ def made_again(thread_id: str, key: str, kept: Mapping[str, Any]) -> Exception:
     fields = kept.get("fields")
     if kind is None or not isinstance(args, list) or not isinstance(fields, dict) or _has_gaps(args):
         return StepFailed(thread_id, key, str(kept.get("type")), str(kept.get("text")))
+    if "group" in kept:
+        args = [*args, [made_again(thread_id, key, each) for each in kept["group"]]]
     try:
         # Not by calling the class: its initializer is somebody's code, and may want other arguments than
         # those it left in `args`.
@@ -39,10 +53,42 @@ def made_again(thread_id: str, key: str, kept: Mapping[str, Any]) -> Exception:
     except Exception:
         return StepFailed(thread_id, key, str(kept.get("type")), str(kept.get("text")))
     made.args = tuple(args)
+    slots = _slots(kind)
     for name, value in fields.items():
-        if not _has_gaps([value]):
+        if _has_gaps([value]):
+            continue
+        if name in slots:
+            # Some cannot be written: those were set when the error was made.
+            with contextlib.suppress(AttributeError, TypeError):
+                slots[name].__set__(made, value)
+        else:
             vars(made)[name] = value
     return made
+
+
+def _fields(error: BaseException) -> dict[str, Any]:
+    """Return what an error holds besides its arguments, by name."""
+    found = {name: value for name, value in vars(error).items() if isinstance(name, str)}
+    for name, slot in _slots(type(error)).items():
+        # One that was never set raises AttributeError.
+        with contextlib.suppress(AttributeError):
+            value = slot.__get__(error)
+            if value is not None:
+                found[name] = value
+    return found
+
+
+def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """Return the fields that are not in the dictionary of an error: those written in C, a file's name say, and slots.
+
+    They are read and written without any code of the class.
+    """
+    found: dict[str, types.MemberDescriptorType] = {}
+    for base in reversed(kind.__mro__):
+        for name, held in vars(base).items():
+            if isinstance(held, types.MemberDescriptorType) and held is not _OBJECT and not name.startswith("__"):
+                found[name] = held
+    return found
 
 
 def _class_of(name: str) -> type[Exception] | None:

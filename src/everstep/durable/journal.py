@@ -23,6 +23,8 @@ class Journal:
         self.answers: dict[str, Entry] = {}
         self.again: set[str] = set()
         """Steps that ended the run by their failure, and are tried again."""
+        self.forks: dict[str, str] = {}
+        """Branches in which the run has gone on, each by the step that it begins before."""
         self.last_seq = 0
         self._ahead: set[tuple[str, str]] = set()
         """What is recorded, and the code has not come to yet."""
@@ -46,6 +48,8 @@ class Journal:
             self.answers[entry.key] = entry
         elif entry.op == "event":
             self._events.setdefault(str(entry.about["event"]), []).append(entry)
+        elif entry.op == "fork":
+            self.forks[str(entry.about["before"])] = str(entry.about["to"])
         elif entry.op == "resume":
             self._take_up(entry.about["again"])
         else:

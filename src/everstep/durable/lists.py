@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from everstep.config import SnapshotTrigger
-from everstep.durable import functions, running
-from everstep.durable.attempt import DONE, FAILED, READY, RUNNING, WAITING, check_happened
-from everstep.durable.entries import ENTRIES
+from everstep.durable import functions, notes, running
+from everstep.durable.attempt import DONE, FAILED, PAUSED, READY, RUNNING, WAITING, check_happened
 from everstep.durable.live import repository_of, timeline_of
+from everstep.durable.notes import Note, head_of
 from everstep.durable.running import Part, Runner
-from everstep.errors import HeadMoved, InvalidInput, NotWaiting, RunHeld, RunLost, RunNotFound
+from everstep.errors import InvalidInput, NotWaiting, RunHeld, RunLost, RunNotFound
 from everstep.reports import RunInfo, RunWait
 from everstep.repository.claims import Claims
 from everstep.repository.finding import make_search
 from everstep.repository.new_names import new_token
 from everstep.repository.repository import Repository
-from everstep.repository.step import Step
-from everstep.repository.turns import BEATEN_MAX, overtaken
 from everstep.runtime import checks
 from everstep.stores.protocol import Stored
-from everstep.types import RUN_KIND, RUN_METADATA
+from everstep.types import RUN_KIND
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -32,9 +30,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("everstep")
 
 INTERRUPTED = "interrupted"
-PAUSED = "paused"
 STATUSES = (RUNNING, INTERRUPTED, WAITING, READY, DONE, FAILED, PAUSED)
 _PAGE = 100
+# To give a claim back is one commit.
+_LETTING_GO_SECONDS = 2.0
 _WAIT_FIELDS = frozenset(each.name for each in fields(RunWait))
 _STORED_AS: dict[str | None, list[str]] = {
     None: [RUNNING, WAITING, READY, DONE, FAILED, PAUSED],
@@ -46,7 +45,7 @@ _STORED_AS: dict[str | None, list[str]] = {
 
 async def info_of(repository: Repository, thread_id: str) -> RunInfo:
     """Return how a run stands."""
-    return await info_at(repository, await _head(repository, thread_id))
+    return await info_at(repository, await head_of(repository, thread_id))
 
 
 async def list_runs(engine: CheckpointEngine, status: str | None) -> list[RunInfo]:
@@ -86,13 +85,6 @@ async def _heads(repository: Repository, status: str) -> list[Stored]:
         search = replace(search, after=hits[-1].position)
 
 
-async def _head(repository: Repository, thread_id: str) -> Stored:
-    loaded = await repository.store.read(checks.thread_id(thread_id))
-    if loaded is None or loaded.stored.record.kind != RUN_KIND:
-        raise RunNotFound(thread_id)
-    return loaded.stored
-
-
 async def info_at(repository: Repository, head: Stored) -> RunInfo:
     """Return how a run stands whose head this is."""
     record = head.record
@@ -126,66 +118,48 @@ def _wait(kept: Mapping[str, Any]) -> RunWait:
 async def answer(engine: CheckpointEngine, thread_id: str, value: Any, key: str | None) -> str:
     """Record the answer to a question, and return the checkpoint that has it."""
 
-    def entry(waits: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any], str]:
-        asked = _question(thread_id, waits, key)
+    def make(head: Stored) -> Note:
+        metadata = head.record.metadata
+        _check_goes_on(thread_id, metadata)
+        asked = _question(thread_id, metadata.get("run_waits", ()), key)
         if asked.get("effect") is not None:
             check_happened(str(asked["effect"]), value)
         about = {"op": "answer", "key": asked["key"], "question": asked["question"]}
-        return about, {"key": asked["key"], "question": asked["question"], "answer": value}, asked["key"]
+        values = {"key": asked["key"], "question": asked["question"], "answer": value}
+        return Note(about, _without_wait(metadata, asked["key"]), f"answer: {asked['key']}", values, ["answer"])
 
-    return await _add(engine, thread_id, entry, "answer")
+    return await notes.add(timeline_of(engine), thread_id, make)
 
 
 async def signal(engine: CheckpointEngine, thread_id: str, event: str, value: Any) -> str:
     """Record an event, and return the checkpoint that has it."""
     name = checks.text(event, "event", 500)
 
-    def entry(waits: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any], str]:
+    def make(head: Stored) -> Note:
+        metadata = head.record.metadata
+        _check_goes_on(thread_id, metadata)
+        waits = metadata.get("run_waits", ())
         waiting = next((str(wait["key"]) for wait in waits if wait.get("event") == name), "")
         about = {"op": "event", "key": f"event {new_token()}", "event": name, "wait": waiting}
-        return about, {"key": about["key"], "event": name, "value": value}, waiting
+        values = {"key": about["key"], "event": name, "value": value}
+        summary = f"event: {waiting or about['key']}"
+        return Note(about, _without_wait(metadata, waiting), summary, values, ["event"])
 
-    return await _add(engine, thread_id, entry, "event")
+    return await notes.add(timeline_of(engine), thread_id, make)
 
 
-_Entry = tuple[dict[str, Any], dict[str, Any], str]
+def _check_goes_on(thread_id: str, metadata: Mapping[str, Any]) -> None:
+    if metadata.get("run_status") in (DONE, FAILED):
+        raise NotWaiting(thread_id, f"has ended ({metadata['run_status']})")
 
 
-async def _add(
-    engine: CheckpointEngine, thread_id: str, entry: Callable[[Sequence[Mapping[str, Any]]], _Entry], tag: str
-) -> str:
-    """Add something to a run, whoever runs it meanwhile."""
-    repository = repository_of(engine)
-    # The run may go on meanwhile and move its head: then the waits are read anew, since ours may have been
-    # answered.
-    for _ in range(BEATEN_MAX):
-        head = await _head(repository, thread_id)
-        metadata = {name: head.record.metadata[name] for name in RUN_METADATA if name in head.record.metadata}
-        if metadata.get("run_status") in (DONE, FAILED):
-            raise NotWaiting(thread_id, f"has ended ({metadata['run_status']})")
-        waits = list(metadata.get("run_waits", []))
-        about, values, answered = entry(waits)
-        # The head always tells what the run waits for now, so that a list of runs needs no journal.
-        metadata["run_waits"] = [wait for wait in waits if wait["key"] != answered]
-        if answered and metadata.get("run_status") == WAITING:
-            metadata["run_status"] = READY
-        step = Step(
-            thread_id,
-            "",
-            SnapshotTrigger.STATE_CHANGE,
-            None,
-            [tag],
-            f"{tag}: {answered or about['key']}"[:200],
-            metadata | {ENTRIES: [about]},
-            (),
-            {},
-            RUN_KIND,
-        )
-        try:
-            return await timeline_of(engine).append(step, [], None, values, head.record.key.checkpoint_id, replace=True)
-        except HeadMoved:
-            continue
-    raise overtaken(f"an {tag}", thread_id)
+def _without_wait(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return what the head says of a run when what it waited for under that key is there."""
+    # The head always tells what the run waits for now, so that a list of runs needs no journal.
+    changed: dict[str, Any] = {"run_waits": [wait for wait in metadata.get("run_waits", ()) if wait["key"] != key]}
+    if key and metadata.get("run_status") == WAITING:
+        changed["run_status"] = READY
+    return changed
 
 
 def _question(thread_id: str, waits: Sequence[Mapping[str, Any]], key: str | None) -> Mapping[str, Any]:
@@ -248,7 +222,7 @@ async def recover(engine: CheckpointEngine, concurrency: int) -> list[RunInfo]:
     async def take(info: RunInfo) -> None:
         async with places:
             program = engine._programs.find(info.name)
-            await functions.take(engine, program, lambda runner: take_quietly(runner, info.thread_id))
+            await functions.take(engine, program, lambda runner: _take_when_let_go(runner, info.thread_id))
 
     found = await recoverable(engine)
     await asyncio.gather(*(take(info) for info in found))
@@ -260,15 +234,42 @@ async def recover_one_by_one(engine: CheckpointEngine) -> list[RunInfo]:
     found = [info for info in await recoverable(engine) if engine._programs.find(info.name).is_blocking]
     for info in found:
         runner = functions.runner_of(engine, engine._programs.find(info.name))
-        await take_quietly(runner, info.thread_id)
+        await _take_when_let_go(runner, info.thread_id)
     return [await info_of(repository_of(engine), info.thread_id) for info in found]
 
 
-async def take_quietly(runner: Runner, thread_id: str) -> None:
-    """Take a run up; what goes wrong in it is recorded there, and is nobody else's concern."""
+async def take_quietly(runner: Runner, thread_id: str) -> bool:
+    """Take a run up; what goes wrong in it is recorded there, and is nobody else's concern.
+
+    Returns whether it was taken up: somebody else may have it.
+    """
     try:
         await running.take_part(runner, thread_id, None)
     except (RunHeld, RunLost):
         logger.info("run %r was taken up by somebody else", thread_id)
+        return False
     except Exception as error:
         logger.warning("run %r has failed: %s: %s", thread_id, type(error).__name__, error)
+    return True
+
+
+async def _take_when_let_go(runner: Runner, thread_id: str) -> None:
+    """Take a run up, also if whoever had it last is just about to let it go.
+
+    That it waits is recorded first, and then its claim is given back. An answer may come in between.
+    """
+    ends = time.monotonic() + _LETTING_GO_SECONDS
+    pause = _LETTING_GO_SECONDS / 1000
+    while not await take_quietly(runner, thread_id):
+        # Somebody else has it and is at work, or it has come to its end there.
+        if time.monotonic() > ends or not await _is_ready(repository_of(runner.engine), thread_id):
+            return
+        await runner.face.sleep(pause)
+        pause *= 2
+
+
+async def _is_ready(repository: Repository, thread_id: str) -> bool:
+    try:
+        return (await info_of(repository, thread_id)).status == READY
+    except RunNotFound:
+        return False

@@ -19,6 +19,7 @@ from everstep.errors import RunLost, UnsupportedByBackend
 from everstep.history.rebase import Values
 from everstep.repository.claims import Claim
 from everstep.repository.repository import Repository
+from everstep.stores.protocol import Stored
 from everstep.timeline.store import StoreTimeline
 from everstep.values import codec
 
@@ -80,11 +81,29 @@ class RunLive(Live):
     ) -> str:
         """Save what there is now with what the run has to record; None: nothing with a value."""
         await self._settle(engine)
+        before = (self.tools_result, self._record)
         if results is not None:
             self.tools_result = self._record = results
         now = self._now(None, "keep" if results is not None else None)
         about["metadata"] = {**self.run_metadata, **about.get("metadata", {})}
-        return await self._write(self.behind_claim(engine)._save_live, now, trigger, about | {"kind": "run"})
+        try:
+            return await self._write(self.behind_claim(engine)._save_live, now, trigger, about | {"kind": "run"})
+        except BaseException:
+            # Results that could not be saved must not make the next save fail, too.
+            self.tools_result, self._record = before
+            raise
+
+    async def drop_changes(self, engine: CheckpointEngine) -> None:
+        """Hold what the head holds, in the place of what the code has made of it."""
+        stored, values = await self._load_head(engine)
+        self.begin(values, stored.record.next_node)
+        self.follow(stored.record.key.checkpoint_id, stored.record.step)
+
+    async def _load_head(self, engine: CheckpointEngine) -> tuple[Stored, Sequence[Any]]:
+        found = await repository_of(engine).load(self.thread_id)
+        if found is None:
+            raise RunLost(self.thread_id)
+        return found
 
     def save_call(
         self,
@@ -121,10 +140,7 @@ class RunLive(Live):
         base = self._base
         if base is None:
             return
-        found = await repository_of(engine).load(self.thread_id)
-        if found is None:
-            raise RunLost(self.thread_id)
-        stored, (messages, state, tools_result) = found
+        stored, (messages, state, tools_result) = await self._load_head(engine)
         theirs = Values(messages, state, tools_result, stored.record.next_node)
         if self._base is None:
             return  # another save was faster

@@ -9,12 +9,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.capture.live import to_its_end
-from everstep.durable import failures, journal
-from everstep.durable.attempt import DONE, FAILED, WAITING, Attempt, Forked, Suspended
+from everstep.durable import failures, journal, notes
+from everstep.durable.attempt import DONE, FAILED, PAUSED, READY, WAITING, Attempt, Forked, Suspended
 from everstep.durable.calling import Face
-from everstep.durable.entries import Arguments
+from everstep.durable.entries import Arguments, Entry
 from everstep.durable.journal import Journal
-from everstep.durable.live import repository_of
+from everstep.durable.live import repository_of, timeline_of
 from everstep.durable.programs import Program
 from everstep.errors import (
     HeadMoved,
@@ -84,7 +84,8 @@ class Taken:
         try:
             await self._begin(asked)
         except BaseException:
-            await self._let_go()
+            # A thread in which nothing has begun is left as it was.
+            await self._let_go(self._claim.give_back())
             raise
 
     async def _begin(self, asked: Asked | None) -> None:
@@ -102,6 +103,9 @@ class Taken:
         end = recorded.end
         if end is not None and end.about["status"] == DONE:
             self._ended = Part(thread_id, True, end.values.get("result"))
+            # A branch that had come to its end was merged: now this run has, too.
+            if head.record.metadata.get("run_status") != DONE:
+                await self._attempt.note({"op": "wait", "key": "wait"}, "done", DONE, run_waits=[])
         else:
             await self._attempt.take_up(recorded, head.record.metadata)
 
@@ -115,25 +119,50 @@ class Taken:
         except Suspended:
             return Part(self._attempt.thread_id, False)
         except Forked as fork:
-            forked = fork
+            branch = await self._branch_before(fork.entry)
         finally:
-            await self._let_go()
-        return await self._go_on_in_branch(forked)
+            await self._let_go(self._release())
+        return await self._go_on_in_branch(branch)
 
-    async def _go_on_in_branch(self, fork: Forked) -> Part:
+    async def _branch_before(self, entry: Entry) -> str:
+        """Return the branch in which the run goes on, which begins before a step that is done differently now."""
         engine = self._runner.engine
-        # The branch begins before the step that is done differently now. Only the first checkpoint of a run
-        # has none before it.
-        before = fork.entry.parent or fork.entry.checkpoint
-        name = f"before {fork.entry.key}".replace("\n", " ")[:80]
+        made = self._attempt.journal.forks.get(entry.key)
+        # It may have been deleted since.
+        if made is not None and await repository_of(engine).store.read(made) is not None:
+            return made
+        # Only the first checkpoint of a run has none before it.
+        before = entry.parent or entry.checkpoint
+        name = f"before {entry.key}".replace("\n", " ")[:80]
         branch = await engine.branch(before.checkpoint_id, name, thread_id=before.thread_id)
-        logger.info("run %r goes on in branch %r, before step %r", self._attempt.thread_id, branch, fork.entry.key)
-        return await take_part(self._runner, branch, None)
+        # Noted before anything is done in the branch: whoever takes this run up again goes on there, too, and
+        # does not begin another one.
+        about = {"op": "fork", "key": f"fork {entry.key}", "before": entry.key, "to": branch}
+        await self._attempt.note(about, f"goes on in {branch}", READY, run_waits=[])
+        logger.info("run %r goes on in branch %r, before step %r", self._attempt.thread_id, branch, entry.key)
+        return branch
 
-    async def _let_go(self) -> None:
+    async def _go_on_in_branch(self, branch: str) -> Part:
+        taken = await take_up(self._runner, branch, None)
+        # The branch is taken up by itself from now on, so that there is nothing left to do for the run that it
+        # came from.
+        try:
+            await self._pause()
+        except BaseException:
+            await taken._let_go(taken._release())
+            raise
+        return await taken.finish()
+
+    async def _pause(self) -> None:
+        note = notes.Note({"op": "wait", "key": "wait"}, {"run_status": PAUSED}, f"{self._runner.program.name}: paused")
+        await notes.add(timeline_of(self._runner.engine), self._attempt.thread_id, lambda _: note)
+
+    def _release(self) -> Coroutine[Any, Any, None]:
+        return self._claim.release("", None, begun=True)
+
+    async def _let_go(self, release: Coroutine[Any, Any, None]) -> None:
         # Before the release, which moves the record of the claim: a renewal that comes later would report it as lost.
         self._renewing.close()
-        release = self._claim.release("", None, begun=True)
         try:
             if self._runner.program.is_blocking:
                 await release  # it never suspends, also where its caller has an event loop

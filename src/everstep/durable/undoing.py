@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from everstep.durable import journal, modules
 from everstep.durable.calling import AsyncFace, BlockingFace, Face, Options, call
+from everstep.durable.entries import ENTRIES
 from everstep.durable.live import repository_of
-from everstep.errors import CheckpointNotFound, HeadMoved, InvalidInput, RunHeld, RunLost, RunNotFound
+from everstep.errors import CheckpointNotFound, EffectUnknown, HeadMoved, InvalidInput, RunHeld, RunLost, RunNotFound
 from everstep.history.adapter import adapter_of
 from everstep.repository.claims import Claims
 from everstep.repository.effects import Effect, Effects, host_of
 from everstep.repository.repository import Repository
-from everstep.stores.protocol import Key, Stored
+from everstep.stores.protocol import Key, Query, Stored
 from everstep.types import RUN_KIND
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ _LEASE_SECONDS = 30.0
 
 def remember(function: Callable[..., Any]) -> str:
     """Return the name by which a function is found again, here or in another process."""
-    if not callable(function):
-        raise InvalidInput("undo is a function of the result that takes the effect back")
     module = modules.lasting_name(str(getattr(function, "__module__", "")))
     path = f"{module}:{getattr(function, '__qualname__', '')}"
     _known[path] = function
@@ -97,8 +96,11 @@ async def _left_behind(
     """Return the effects that are performed after a checkpoint, the newest first, each with what takes it back."""
     found: list[tuple[Effect, Callable[..., Any]]] = []
     for effect in await _later_effects(repository, effects, target):
-        if effect.about["status"] != "done" or effect.about["undo"] is None:
+        if effect.about["status"] not in ("begun", "done") or effect.about["undo"] is None:
             continue
+        # What may have happened is neither taken back nor left alone: somebody has to find out first.
+        if effect.about["status"] == "begun":
+            raise EffectUnknown(target.thread_id, str(effect.values["step"]))
         undo = _function(str(effect.about["undo"]))
         # Before the first of them is undone: a rewind that takes back half of its effects would be the worst
         # of all.
@@ -122,8 +124,10 @@ async def _later_effects(repository: Repository, effects: Effects, target: Key) 
     if head is None or head.stored.record.kind != RUN_KIND:
         raise RunNotFound(target.thread_id)
     before = await _performed(repository, kept.stored)
-    found: list[Effect] = []
-    for key in reversed(await _performed(repository, head.stored)):
+    performed = await _performed(repository, head.stored)
+    # Those that a crash has cut off from the line of the run are newer than all that it has recorded.
+    found = await _cut_off(repository, effects, target.thread_id, performed)
+    for key in reversed(performed):
         if key in before:
             continue
         # A run that repeats effects keeps them under the name of its thread.
@@ -131,6 +135,25 @@ async def _later_effects(repository: Repository, effects: Effects, target: Key) 
         if effect is not None:
             found.append(effect)
     return found
+
+
+async def _cut_off(repository: Repository, effects: Effects, thread_id: str, performed: Sequence[str]) -> list[Effect]:
+    """Return the effects of a thread that none of its checkpoints has recorded, the newest first.
+
+    A step with an effect is recorded with the next commit. What was rewound before is hidden, but recorded.
+    """
+    found: list[Effect] = []
+    for effect in await effects.list():
+        if effect.about["thread"] == thread_id and effect.values.get("step") not in performed:
+            found.append(effect)
+    if not found:
+        return []
+    listed = await repository.store.list_checkpoints(Query(thread_id=thread_id, hidden="also"))
+    recorded: set[str] = set()
+    for stored in listed:
+        for about in stored.record.metadata.get(ENTRIES, ()):
+            recorded.add(str(about["key"]))
+    return [effect for effect in found if effect.values.get("step") not in recorded]
 
 
 def _is_of_graph_since(effect: Effect, target: Key) -> bool:

@@ -14,7 +14,8 @@ from everstep.types import RUN_KIND
 from everstep.values.codec import Codec
 from everstep.values.tree import Content
 
-if TYPE_CHECKING:  # it looks at records as people see them, for which it comes here; the others few need
+# It looks at records as people see them, for which it comes here; the others few need.
+if TYPE_CHECKING:
     from everstep.history.ancestry import Ancestry
     from everstep.history.merge_base import MergeBase
     from everstep.history.three_way import Resolve
@@ -57,41 +58,32 @@ class Adapter(Protocol):
 
     def opened(self, record: Record, objects: Mapping[bytes, Content]) -> tuple[list[Any], str]:
         """Return messages, state and results of tool calls, and the next node."""
-        ...
 
     def described(self, record: Record) -> tuple[tuple[str, ...], str]:
         """Return tags and summary."""
-        ...
 
     def unpacked(self, form: Any, packed: bytes) -> Any:
         """Return a value that is kept by itself, such as the result of an effect."""
-        ...
 
     async def shown(
         self, repository: Any, changes: Sequence[Difference], before: Stored, after: Stored
     ) -> list[Difference]:
         """Return what changed between two checkpoints, one of them of this kind, as people see it."""
-        ...
 
     async def way_back(self, store: Store, thread: Thread, target: Loaded) -> WayBack:
         """Return what a rewind to `target` does."""
-        ...
 
     async def beginning(self, repository: Any, source: Stored, thread_id: str, name: str) -> Beginning:
         """Return how a branch begins."""
-        ...
 
     def lasting(self, thread: Thread) -> list[str]:
         """Return the namespaces in which something is remembered from call to call."""
-        ...
 
     def taken_over(self, source: Stored, thread_id: str) -> Draft:
         """Return a checkpoint as the first of its namespace in another thread."""
-        ...
 
     def subgraph(self, graph: Any, namespace: str) -> Any:
         """Return the graph that runs in a namespace, or None."""
-        ...
 
     async def merged(
         self,
@@ -108,11 +100,9 @@ class Adapter(Protocol):
 
         `ancestry` is the family's. It has no id yet: see `named`.
         """
-        ...
 
     async def named(self, store: Store, drafts: Sequence[Draft]) -> list[Draft]:
         """Return the checkpoints of one merge with their ids, the first one's namespace being what is merged."""
-        ...
 
 
 def is_own(kind: str) -> bool:

@@ -2,7 +2,7 @@
 
 Equal nodes are never opened. So a comparison costs as much as what changed, or as the value in pieces that holds the
 change. A list is matched by content first, and only what finds no match is compared item by item. Its index counts
-from the end where that saves opening what stands before.
+from the end where that saves opening what comes before.
 The law: nothing is reported exactly when the values are equal. So where two different containers show no difference
 inside (the order of keys), the container itself is reported.
 """
@@ -18,19 +18,7 @@ from everstep.reports import Difference
 from everstep.types import MISSING
 from everstep.values.codec import Codec
 from everstep.values.tree import Node
-from everstep.values.walk import (
-    Entries,
-    Items,
-    Need,
-    Root,
-    Stretch,
-    Walker,
-    bare,
-    key_path,
-    match,
-    stretches,
-    together,
-)
+from everstep.values.walk import Entries, Items, Need, Root, Stretch, Walker, bare, key_path, match, stretches, together
 
 
 class _Change(NamedTuple):
@@ -93,9 +81,7 @@ def _value(walker: Walker, path: str, a: Node | None, b: Node | None) -> Need[li
 def _unlike(walker: Walker, path: str, a: Node, b: Node) -> Need[list[_Change]]:
     """Report two nodes as a whole, unless they are the same value: its pieces depend on what it was before."""
     before, after = yield from walker.packed([a, b])
-    if before == after:
-        return []
-    return [_Change(path, a, b)]
+    return [] if before == after else [_Change(path, a, b)]
 
 
 def _mapping(walker: Walker, path: str, a: Entries, b: Entries) -> Need[list[_Change]]:
@@ -171,9 +157,7 @@ def _pair_changes(
 
 
 def _node_at(items: Items, place: int | None) -> Node | None:
-    if place is None:
-        return None
-    return items.parts[place].node
+    return items.parts[place].node if place is not None else None
 
 
 def _names(walker: Walker, a: Items, b: Items, loose: list[Stretch]) -> Need[list[_Names]]:
@@ -196,7 +180,7 @@ def _facts(walker: Walker, items: Items, places: list[int]) -> Need[dict[int, Fa
 
 
 def _paired(stretch: Stretch, a_names: _Names, b_names: _Names) -> list[_Pair]:
-    """Pair the items of a stretch: by name, then one by one where as many nameless ones stand on both sides."""
+    """Pair the items of a stretch: by name, then one by one where both sides have as many nameless ones."""
     # What has no name gets a token that nothing equals.
     a_tokens = [a_names.get(place, ("a", place)) for place in stretch.a]
     b_tokens = [b_names.get(place, ("b", place)) for place in stretch.b]

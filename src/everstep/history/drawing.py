@@ -275,9 +275,7 @@ class _Lanes:
 
     def _link_row(self, node: int, lane: int, link: Link[int], *, passes: bool) -> list[str]:
         """Return the connector from a node to one parent; `passes` says whether the node's own lane goes on."""
-        sign = " "
-        if passes:
-            sign = "|"
+        sign = "|" if passes else " "
         self._put(lane, sign)
         rows = self._connector(lane, link.end, gap=(node, link.target) in self._gaps)
         self._put(link.end, "|")
@@ -297,7 +295,7 @@ class _Lanes:
         return self._connector(link.start, link.end, gap=False)
 
     def _connector(self, start: int, end: int, *, gap: bool) -> list[str]:
-        """Return the row that leads from one lane to another. The corner stands beside the right one of them."""
+        """Return the row that leads from one lane to another. The corner is beside the right one of them."""
         left, right = sorted((_column(start), _column(end)))
         if left == right:  # both are in the shared column
             return []
@@ -322,9 +320,7 @@ class _Lanes:
             self._folded.discard(lane)
         else:
             self._folded.add(lane)
-        shared = " "
-        if self._folded:
-            shared = "+"
+        shared = "+" if self._folded else " "
         self._text = _overlaid(self._text, lane, shared)
 
 
@@ -345,17 +341,13 @@ def _node_row(node: Node, thread: str, lanes: _Lanes, lane: int, width: int | No
     # The shared column does not tell which lane it is.
     if lane >= LANES_MAX:
         notes.append(f"lane {lane}")
-    mark = "*"
-    if node.get("head"):
-        mark = "@"
+    mark = "@" if node.get("head") else "*"
     row = f"{lanes.row(lane, mark)}  {_label(node, notes, width)}"
     return _cut(row, width, keep=_column(lane) + 1)
 
 
 def _label(node: Node, notes: Sequence[str], width: int | None) -> str:
-    step = "?"
-    if node.get("step") is not None:
-        step = _clean(node["step"])
+    step = _clean(node["step"]) if node.get("step") is not None else "?"
     label = f"step {step} "
     if notes:
         label += f" ({', '.join(notes)})"
@@ -423,9 +415,7 @@ def _notice(tree: Mapping[str, Any], drawn: int) -> str:
     total = tree.get("total_checkpoints")
     if isinstance(total, int) and total > drawn:
         missing = total - drawn
-        plural = "s"
-        if missing == 1:
-            plural = ""
+        plural = "" if missing == 1 else "s"
         return f"({missing} older checkpoint{plural} not shown)"
     if not drawn:
         return "(no checkpoints)"

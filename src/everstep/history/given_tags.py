@@ -35,13 +35,13 @@ NO_CHANGES = TagChanges()
 def tag_changes(thread_id: str, log: Sequence[Operation]) -> Mapping[Key, TagChanges]:
     """Return what a thread's log says about tags, by checkpoint; the log is newest first."""
     said: dict[Key, dict[str, bool]] = {}
-    # From the oldest to the newest, so that the newest word about a tag stands.
+    # From the oldest to the newest, so that the newest word about a tag counts.
     for entry in reversed(log):
         if entry.undone or entry.kind not in (GIVEN, TAKEN):
             continue
         key, tag = _tagged(thread_id, entry)
         of_checkpoint = said.setdefault(key, {})
-        # Taken out first, so that the tag stands where it was given last and not where it was given first.
+        # Taken out first, so that the tag is where it was given last and not where it was given first.
         of_checkpoint.pop(tag, None)
         of_checkpoint[tag] = entry.kind == GIVEN
     return {key: _changes(tags) for key, tags in said.items()}

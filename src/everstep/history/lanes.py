@@ -102,7 +102,7 @@ class Lanes(Generic[T]):
             else:
                 self._lanes_to[parent] = [self._take()]
                 links.append(Link(parent, lane, self._lanes_to[parent][0], "opens"))
-        # Only now: a parent that opens a lane must not take the one in which its child stands.
+        # Only now: a parent that opens a lane must not take the lane of its child.
         if heir is None:
             heappush(self._free, lane)
         return links

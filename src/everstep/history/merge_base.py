@@ -103,9 +103,7 @@ def root_of_nodes(nodes: Sequence[tree.Node]) -> Root:
 
 def root_to_show(record: Record) -> Root:
     """Return the values of a checkpoint as people are shown them, whoever wrote it."""
-    if is_own(record.kind):
-        return record.root
-    return shown_root(record.root)
+    return record.root if is_own(record.kind) else shown_root(record.root)
 
 
 def shown_root(root: Root) -> Root:

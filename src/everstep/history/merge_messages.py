@@ -1,10 +1,10 @@
-"""Two continuations of one conversation woven into one: which messages stand where. Pure; used by merge.
+"""Two continuations of one conversation woven into one: which message comes where. Pure; used by merge.
 
 The result is a row of slots: what is in all three lists stays closed; every other slot says what base, ours and theirs
-have there, and merge decides what becomes of it. New messages stand where they were added, ours before theirs.
+have there, and merge decides what becomes of it. New messages are put where they were added, ours before theirs.
 
 What a maintainer would get wrong: a tool's result must follow its call. A model refuses a conversation in which
-another message stands between them, so what the other side added there moves behind the result.
+another message is between them, so what the other side added there moves behind the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Origin = Literal["base", "ours", "theirs", "both"]
 
 @dataclass(eq=False)
 class Slot:
-    """A place in the merged conversation, and what stands there on each side."""
+    """A place in the merged conversation, and what each side has there."""
 
     origin: Origin
     """Where the message came into the conversation."""
@@ -46,9 +46,7 @@ class Slot:
     @property
     def calls(self) -> frozenset[str | int]:
         """The tool calls that the message is known to make."""
-        if self.facts is None:
-            return frozenset()
-        return self.facts.calls
+        return self.facts.calls if self.facts is not None else frozenset()
 
     @property
     def answers(self) -> tuple[str | int, ...]:
@@ -81,9 +79,7 @@ class _Side(NamedTuple):
     def node(self, base_place: int) -> Node | None:
         """Return what a message of the base has become here, if it is still there."""
         place = self.kept.get(base_place)
-        if place is None:
-            return None
-        return self.items.parts[place].node
+        return self.items.parts[place].node if place is not None else None
 
     def all_added(self) -> list[int]:
         return list(chain.from_iterable(self.added.values()))
@@ -166,7 +162,7 @@ def _matches_by_name(names: dict[int, Name], matches: dict[int, int], base_names
 
 
 def _added(kept: dict[int, int], base_length: int, length: int) -> dict[int, list[int]]:
-    """Return what is new on a side, by the place in the base after which it stands; -1: before all of them."""
+    """Return what is new on a side, by the place in the base after which it comes; -1: before all of them."""
     base_place_of = {place: base_place for base_place, place in kept.items()}
     added: dict[int, list[int]] = defaultdict(list)
     last = -1
@@ -176,13 +172,13 @@ def _added(kept: dict[int, int], base_length: int, length: int) -> dict[int, lis
         else:
             added[last].append(place)
     if last in added and last < base_length - 1:
-        # What stands at the end is new after all of the base, also if the base's own end was removed.
+        # What comes at the end is new after all of the base, also if the base's own end was removed.
         added[base_length - 1] = added.pop(last)
     return added
 
 
 class _Weaver:
-    """Puts the slots in a row, before what stands between calls and results is moved."""
+    """Puts the slots in a row, before what is between calls and results is moved."""
 
     def __init__(
         self,
@@ -253,7 +249,7 @@ class _Weaver:
             at = side.kept.get(place)
             if at in side.facts:
                 seen.append(side.facts[at])
-        # Each side has removed it or left it as it was, so its calls are those of the base.
+        # Each side has removed it or left it as it was, so its calls are as in the base.
         if not seen:
             return self.facts[place].calls
         return _all_calls(seen)
@@ -312,9 +308,7 @@ def _clean_slot(part: Part) -> Slot:
 
 
 def _other(origin: Origin) -> Origin:
-    if origin == "ours":
-        return "theirs"
-    return "ours"
+    return "theirs" if origin == "ours" else "ours"
 
 
 def _all_calls(seen: Iterable[Facts]) -> frozenset[str | int]:
@@ -403,7 +397,7 @@ def _moved_behind(slots: list[Slot], result: Slot, places: set[int]) -> list[Slo
 def _undisturbed(slots: list[Slot], slot: Slot) -> bool:
     """Whether the calls are in sight, with nothing between that the other side added: the usual case, and cheap."""
     wanted = set(slot.answers)
-    # From the result upwards: a call usually stands just before its result.
+    # From the result upwards: a call usually comes just before its result.
     for place in range(slots.index(slot) - 1, -1, -1):
         seen = slots[place]
         if seen.facts is None or seen.origin not in ("base", "both", slot.origin):
@@ -421,7 +415,7 @@ def _foreign(slots: list[Slot], slot: Slot) -> list[int]:
 
 
 def _unrelated(slots: list[Slot], places: list[int]) -> set[int]:
-    """Return the places but for those of results to calls that stand before all of them: these may stay."""
+    """Return the places without those results whose calls come before all of them: these may stay."""
     made: set[str | int] = set()
     found: set[int] = set()
     for place in places:

@@ -125,9 +125,7 @@ def _idents(walker: Walker, entries: Entries, key: str) -> Need[Idents]:
     value = codec.unpack(packed)
     # The types themselves: True is an int too, and an empty string names nothing.
     is_ident = type(value) is int or (type(value) is str and value != "")
-    if not is_ident:
-        return []
-    return [value]
+    return [value] if is_ident else []
 
 
 def _each_ident(walker: Walker, mappings: Iterable[Entries], key: str) -> Need[list[Idents]]:

@@ -81,7 +81,7 @@ def to_undo(entries: Sequence[Entry]) -> Entry:
 
 
 def to_redo(entries: Sequence[Entry]) -> Entry:
-    """Return the operation that redo does again: the newest of those undone that stood on the present top.
+    """Return the operation that redo does again: the newest of those undone that was done right after the present top.
 
     Those are newer than the top, so `entries` may end with it.
     """
@@ -104,7 +104,7 @@ def _stood_on(found: Entry, entries: Sequence[Entry]) -> int:
 def undo_of(found: Entry) -> Undo:
     """Return what it takes to swap an operation."""
     packed = found.data["undo"]
-    # What later versions have added stands behind these five, and is missing in older entries.
+    # What later versions have added comes after these five, and is missing in older entries.
     thread_id, heads, hide, newest, pins = packed[:5]
     undo = Undo(
         thread_id,
@@ -154,9 +154,7 @@ def swapped(found: Entry, undo: Undo, thread: Thread, writes: Sequence[Hidden]) 
 
 def _way_back(found: Entry, undo: Undo, thread: Thread) -> Undo:
     """Return what it takes to undo the swap: the thread as it is before it."""
-    since = None
-    if undo.since is not None:
-        since = max(thread.newest.values(), default=0)
+    since = max(thread.newest.values(), default=0) if undo.since is not None else None
     return Undo(
         undo.thread_id,
         {name: thread.head_id(name) for name in undo.heads},
@@ -197,9 +195,7 @@ def renumbered_stretch(
     stretch: Hidden, checkpoint: Callable[[int], int], operation: Callable[[int], int], write: Callable[[int], int]
 ) -> Hidden:
     """Return a hidden stretch with other numbers: those of writes if it hides writes, else of checkpoints."""
-    number = checkpoint
-    if stretch.writes_of is not None:
-        number = write
+    number = write if stretch.writes_of is not None else checkpoint
     if stretch.segment is not None:
         stretch = stretch._replace(segment=checkpoint(stretch.segment))
     return stretch._replace(after=number(stretch.after), to=number(stretch.to), operation=operation(stretch.operation))

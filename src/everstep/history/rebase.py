@@ -63,7 +63,7 @@ class Update(NamedTuple):
     removed: Sequence[Any]
 
 
-class Plan(NamedTuple):
+class RebasePlan(NamedTuple):
     """What they changed, to be done to ours."""
 
     messages: Sequence[Splice]
@@ -92,7 +92,7 @@ def merge(base: Values, ours: Values, theirs: Values, tools: Tools = "merge") ->
     return plan(base, ours, theirs, tools).apply(ours.copy())
 
 
-def plan(base: Values, ours: Values, theirs: Values, tools: Tools = "merge") -> Plan:
+def plan(base: Values, ours: Values, theirs: Values, tools: Tools = "merge") -> RebasePlan:
     """Return what they changed. The results of tools may be the record of a call, which is one value: see `Tools`."""
     conflicts: list[str] = []
     messages = _splices(base.messages, ours.messages, theirs.messages)
@@ -109,7 +109,7 @@ def plan(base: Values, ours: Values, theirs: Values, tools: Tools = "merge") -> 
             conflicts.append("next_node")
     if conflicts:
         raise Conflict(conflicts)
-    return Plan(messages or (), state, tools_result, next_node)
+    return RebasePlan(messages or (), state, tools_result, next_node)
 
 
 def _is_ours_kept(tools: Tools, base: Values, ours: Values) -> bool:

@@ -7,7 +7,7 @@ conflicts are settled, and only then is anything written.
 What a maintainer would get wrong: a merged conversation must be, byte for byte, what writing it anew would give. Else
 equal messages have different nodes, and every later comparison sees changes that are none. So groups of a list are
 kept only where they would begin anew, and an item is written without a look at what it was. A value in pieces has no
-such law: two nodes that differ are compared as values (`Walker.alike`) before anything is said about them.
+such law: two nodes that differ are compared as values (`Walker.alike`) before anything is decided about them.
 """
 
 from __future__ import annotations
@@ -146,9 +146,7 @@ def _new_objects(walker: Walker, nodes: Iterable[Node], sides: Iterable[Root]) -
     """Return the objects below `nodes` that are not seen to be below one of the sides."""
 
     def children_of(key: bytes) -> bytes | None:
-        if key not in walker.objects:
-            return None
-        return walker.objects[key][0]
+        return walker.objects[key][0] if key in walker.objects else None
 
     # A merge names both sides as bases: what is below them is stored, and need not be sent again.
     old, _ = tree.reachable(b"".join(side.children for side in sides), children_of)
@@ -262,7 +260,8 @@ class _Planner:
 
     def _list(self, path: str, base: Node | None, ours: Node, theirs: Node, certain: bool) -> Need[_Container | None]:
         if base is None:
-            return None  # both sides made a list: nothing tells which items belong together
+            # Both sides made a list: nothing tells which items belong together.
+            return None
         found = yield from together(map(self._walker.list_of, (base, ours, theirs)))
         lists = [items for items in found if items is not None]
         if len(lists) < 3:
@@ -284,7 +283,7 @@ class _Planner:
         for key in ours | theirs:
             mine = ours.get(key)
             other = theirs.get(key)
-            # Set in this order, also where the plan comes later: the order of keys is that of the result.
+            # Set in this order, also where the plan comes later: this is the order of the keys of the result.
             container.parts[key] = mine
             if mine != other:
                 open_keys.append(key)
@@ -349,9 +348,7 @@ def _keyed(nodes: dict[bytes, Node]) -> dict[Key, Node]:
 
 
 def _part_path(path: str, key: Key) -> str:
-    if isinstance(key, int):
-        return f"{path}[{key}]"
-    return key_path(path, key)
+    return f"{path}[{key}]" if isinstance(key, int) else key_path(path, key)
 
 
 def _clashes(plan: _Plan) -> Iterator[_Clash]:
@@ -553,9 +550,7 @@ def _parts(slots: Iterable[Slot], node_of: Mapping[Slot, Node | None]) -> list[P
     """Return the parts of a merged conversation; a slot without a node was removed."""
     parts: list[Part] = []
     for slot in slots:
-        node = slot.base
-        if not slot.clean:
-            node = node_of[slot]
+        node = node_of[slot] if not slot.clean else slot.base
         if node is not None:
             parts.append(slot.group or Part(0, node))
     return parts
@@ -572,6 +567,4 @@ def _is_lost(result: Slot, call: Slot, node: Node | None) -> bool:
 
 
 def _packed_key(key: Key) -> bytes:
-    if isinstance(key, int):
-        return b""
-    return key
+    return b"" if isinstance(key, int) else key

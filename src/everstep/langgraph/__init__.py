@@ -8,7 +8,8 @@ from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.runtime.public_names import names_from
 
 if TYPE_CHECKING:
-    from everstep.langgraph.importing import ImportProgress, ImportReport, aimport_langgraph, import_langgraph
+    from everstep.langgraph.import_reports import ImportProgress, ImportReport
+    from everstep.langgraph.importing import aimport_langgraph, import_langgraph
     from everstep.langgraph.record_backends import (
         MemoryBackend,
         PostgresBackend,
@@ -24,7 +25,8 @@ else:
     __getattr__, __dir__ = names_from(
         __name__,
         {
-            "everstep.langgraph.importing": ("ImportProgress", "ImportReport", "aimport_langgraph", "import_langgraph"),
+            "everstep.langgraph.import_reports": ("ImportProgress", "ImportReport"),
+            "everstep.langgraph.importing": ("aimport_langgraph", "import_langgraph"),
             "everstep.langgraph.record_backends": (
                 "MemoryBackend",
                 "PostgresBackend",

@@ -19,6 +19,7 @@ from everstep.langgraph.messages import Bare, Messages, Packed, Shape, Template,
 from everstep.values import codec, compress, tree
 from everstep.values.long_values import LongValue, long_value
 from everstep.values.overlap import NOTHING, Chunked, Overlap, chunked, chunked_packed, extended, overlap, single_items
+from everstep.values.tree import repetition
 
 PLAIN: Final = 0
 CHAT: Final = 1
@@ -47,7 +48,7 @@ _TOGETHER_MAX = 1024  # values up to this size stand together
 
 def repeats_max() -> int:
     """Return what repetition in the values of a checkpoint may cost: messages take twice as much as plain dicts."""
-    return tree.REPEATS_MAX // 2
+    return repetition.REPEATS_MAX // 2
 
 
 Form = int | dict[str, int]
@@ -541,7 +542,7 @@ class Channels:
         entries = self._entries(node, objects)
         named = {name: value if isinstance(value, tree.Node) else tree.inline(value) for name, value in entries.items()}
         kept = {name: value for name, value in named.items() if name.startswith(KEPT)}
-        if sum([_size_of(value, objects) for value in kept.values()]) >= tree.REPEATS_FREE:
+        if sum([_size_of(value, objects) for value in kept.values()]) >= repetition.REPEATS_FREE:
             # They are read one by one, and any number of them may be the same.
             tree.refuse_repeats(tree.repeats(node.children, node.body, objects.get, repeats_max()), repeats_max())
         rest = {name: self.plain(value, objects) for name, value in named.items() if name not in kept}
@@ -657,7 +658,7 @@ class Channels:
         size = sum(map(len, parts))
         inner = tree.Node(*tree.content_of(node.children, objects), 0) if node.body == tree.REF_BODY else node
         if tree.is_list(inner):
-            items = chunked_packed(codec.items(b"".join(parts)))
+            items = Chunked.uncut(tree.list_length(inner), b"".join(parts))
             return Written(form, size, None, inner._replace(size=size), items, top, copies=self._new_copies(form))
         made = tree.in_pieces(node, objects)
         whole = b"".join(parts) if made is None else None

@@ -36,6 +36,7 @@ from everstep.repository.repository import Encoded, Repository, encoded, reclaim
 from everstep.repository.turns import BEATEN_MAX
 from everstep.runtime import calls, checks
 from everstep.runtime.calls import public_call
+from everstep.stores.abilities import ReadsPages, ReadsTogether
 from everstep.stores.protocol import (
     BaseRef,
     Change,
@@ -44,14 +45,13 @@ from everstep.stores.protocol import (
     Loaded,
     Object,
     Query,
-    ReadsPages,
-    ReadsTogether,
     Record,
     Stored,
     Write,
 )
 from everstep.types import TASK_NAMESPACE, utc_now
 from everstep.values import costs, tree
+from everstep.values.tree import repetition
 
 if TYPE_CHECKING:
     from everstep.retention.keeper import Keeper
@@ -319,7 +319,7 @@ class Threads:
             known = {name: version for name, version in versions.items() if version is not None}
         its_line = Line(_UNCOMMITTED, written, rest, state, size, small, known, packed_envelope, channels.rules)
         its_line.fresh = frozenset(values.objects)
-        if size >= tree.REPEATS_FREE:
+        if size >= repetition.REPEATS_FREE:
             new_weight = functools.partial(self._weight_of_new, writer, envelope, rest, line)
             its_line.repeats = self._repeats(values, line, new_weight)
             if its_line.repeats is None:
@@ -447,7 +447,7 @@ class Threads:
         rows: list[Write] = []
         for task_id, idx, channel, value, task_path in pending:
             form, node = self._channels.pending(writer, channel, value)
-            if node.size >= tree.REPEATS_FREE:
+            if node.size >= repetition.REPEATS_FREE:
                 cost = tree.repeats(node.children, node.body, writer.objects.get, repeats_max())
                 tree.check_repeats(cost, repeats_max(), node.size, channel)
             rows.append(Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path))
@@ -492,7 +492,7 @@ class Threads:
             items: dict[str, list[Any]] = {name: [] for name in names}
             for write in found.writes:
                 if write.channel in items:
-                    value = self._channels.plain(_node(write), objects)
+                    value = self._channels.plain(node_of(write), objects)
                     items[write.channel].append([write.task_id, write.body[0], value])
             current = line
             if current is None or current.base.digest != found.stored.digest:
@@ -851,7 +851,7 @@ class Threads:
 
     def _written_values(self, loaded: Loaded, objects: Mapping[bytes, tree.Content]) -> list[tuple[str, str, Any]]:
         return [
-            (write.task_id, write.channel, self._channels.value(write.body[0], _node(write), objects))
+            (write.task_id, write.channel, self._channels.value(write.body[0], node_of(write), objects))
             for write in loaded.writes
         ]
 
@@ -1042,7 +1042,8 @@ def _written_children(loaded: Loaded) -> bytes:
     return b"".join([write.children for write in loaded.writes])
 
 
-def _node(write: Write) -> tree.Node:
+def node_of(write: Write) -> tree.Node:
+    """Return the value of a write; the first byte of its body is the form."""
     return tree.Node(write.children, write.body[1:], write.size)
 
 

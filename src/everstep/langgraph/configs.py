@@ -235,7 +235,8 @@ def _add_scalars(kept: dict[str, Any], part: Any, hides: Callable[[str], bool]) 
     for key in part:
         if key in _PLACES or key in kept:
             continue
-        value = part[key]  # looked up for few only: LangGraph's is a chain of mappings, which takes long
+        # Looked up for few only: LangGraph's is a chain of mappings, which takes long.
+        value = part[key]
         if isinstance(value, (str, int, float)) and _is_kept(key, hides):
             kept[key] = _clean(value)
 

@@ -52,7 +52,8 @@ class Quiet:
         with _lock:
             _inside -= 1
             is_over = _inside == 0 and _was_enabled
-        if is_over:  # without the lock: a collection may begin at once, and what it ends may wait for other locks
+        # Without the lock: a collection may begin at once, and what it ends may wait for other locks.
+        if is_over:
             gc.enable()
 
 

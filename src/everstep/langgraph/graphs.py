@@ -12,7 +12,6 @@ class Graph(Protocol[V_co]):
 
     def invoke(self, given: Any, config: Any = None, /) -> V_co:
         """Run it and return its values."""
-        ...
 
 
 class AsyncGraph(Protocol[V_co]):
@@ -20,7 +19,6 @@ class AsyncGraph(Protocol[V_co]):
 
     async def ainvoke(self, given: Any, config: Any = None, /) -> V_co:
         """Run it and return its values."""
-        ...
 
 
 class Builder(Protocol[V_co]):
@@ -28,4 +26,3 @@ class Builder(Protocol[V_co]):
 
     def compile(self) -> Graph[V_co]:
         """Return the compiled graph."""
-        ...

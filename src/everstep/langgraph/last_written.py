@@ -44,7 +44,8 @@ class Line:
         self.rest = rest
         self.state = state
         """The mapping of the channels."""
-        self.size = 2 * size + _LINE_OVERHEAD  # twice: as bytes, and as what copies are made from
+        # Twice: as bytes, and as what copies are made from.
+        self.size = 2 * size + _LINE_OVERHEAD
         self.small = small
         self.versions = versions
         """Of the channels, as far as they are known: a channel of the same version has not changed."""
@@ -61,21 +62,13 @@ class Line:
 class Lines:
     """The lines that both faces remember. Bounded."""
 
-    fork_order = 2
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: OrderedDict[Key, Line] = OrderedDict()
         self._of_thread: dict[str, set[Key]] = {}
         self._met: Recent[bool] = Recent(_MET_MAX)
         self._size = 0
-        forks.register(self)
-
-    def before_fork(self) -> None:
-        self._lock.acquire()
-
-    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
-        self._lock.release()
+        self._fork_guard = forks.hold(self._lock, 2)
 
     def get(self, key: Key) -> Line | None:
         return self._lines.get(key)

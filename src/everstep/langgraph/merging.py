@@ -10,31 +10,21 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, InvalidInput, MergeConflict, StoreError
 from everstep.history.ancestry import Ancestry
-from everstep.history.checkpoint_tree import Ancestors, is_unmoved
+from everstep.history.checkpoint_tree import is_unmoved
 from everstep.history.merge_base import MergeBase, root_of_nodes
 from everstep.history.three_way import Resolve, merge
 from everstep.langgraph import display
-from everstep.langgraph.channels import (
-    FOREIGN,
-    LIST_CHANNEL,
-    PLAIN,
-    SEED,
-    WRITES,
-    Channels,
-    Form,
-    Written,
-    repeats_max,
-)
-from everstep.langgraph.checkpoints import KIND
+from everstep.langgraph.channels import FOREIGN, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Form, Written, repeats_max
+from everstep.langgraph.checkpoints import KIND, node_of
 from everstep.langgraph.classes import Kinds
 from everstep.langgraph.compat import new_checkpoint_id, next_version, number_of
+from everstep.langgraph.merge_steps import PartedLine, Piece, Steps
 from everstep.langgraph.messages import Messages, base_class
 from everstep.reports import Conflict
 from everstep.repository.repository import Repository, squeezed_objects
@@ -46,12 +36,11 @@ from everstep.values import codec, tree
 KINDS = Kinds().exact()
 """The rules for classes where no graph says which saver's rules count: those that are imported may be in values."""
 
-_STEPS_MAX = 10_000
 _EMPTY = KINDS.codec.pack([]), KINDS.codec.pack(set())
 _COUNTERS = "counters_since_delta_snapshot"
 
 
-class Side(NamedTuple):
+class OpenedSide(NamedTuple):
     """A checkpoint, opened."""
 
     channels: Mapping[str, Written]
@@ -142,8 +131,7 @@ class _Merger:
         self._stored = sides
         self._base = base
         self._graph = graph
-        self._ancestry = ancestry
-        self._known = Ancestors(bases)
+        self._line = PartedLine(repository.store, *sides, bases, ancestry)
         kinds = _kinds_of(graph)
         self._codec = kinds.codec
         self._channels = Channels(kinds)
@@ -169,7 +157,7 @@ class _Merger:
         family: str,
         at_hand: Mapping[bytes, tree.Content] = MappingProxyType({}),
         usual_forms: Mapping[str, Form] = MappingProxyType({}),
-    ) -> Side:
+    ) -> OpenedSide:
         nodes = tree.nodes(*root)
         if len(nodes) != 3:
             raise CheckpointCorrupted("a stored checkpoint is out of shape")
@@ -177,9 +165,7 @@ class _Merger:
         conversation, others, rest = nodes
         envelope, kept = self._channels.opened_envelope(rest, objects)
         # Several ancestors are merged into a view of their values, which has no envelope of its own.
-        forms = usual_forms
-        if envelope:
-            forms = envelope.get("forms", {})
+        forms = envelope.get("forms", {}) if envelope else usual_forms
         found = self._channels.opened(forms, others, objects)
         if LIST_CHANNEL in forms and LIST_CHANNEL not in found:
             found[LIST_CHANNEL] = self._channels.thawed(forms[LIST_CHANNEL], conversation, objects, top=True)
@@ -188,7 +174,7 @@ class _Merger:
         for name, node in kept.items():
             form = seeds.get(name.removeprefix(SEED), PLAIN)
             deltas[name] = self._channels.thawed(form, node, objects)
-        return Side(found, envelope, deltas, objects)
+        return OpenedSide(found, envelope, deltas, objects)
 
     async def _lacking(
         self, root: Root, family: str, at_hand: Mapping[bytes, tree.Content]
@@ -197,9 +183,7 @@ class _Merger:
 
         def children_of(key: bytes) -> bytes | None:
             content = at_hand.get(key)
-            if content is None:
-                return None
-            return content[0]
+            return content[0] if content is not None else None
 
         _, unknown = tree.reachable(root.children, children_of)
         return await self._repository.objects(family, b"".join(unknown))
@@ -267,7 +251,7 @@ class _Merger:
         return path in decided or (path == LIST_CHANNEL and LIST_CHANNEL in self._decided)
 
     def _form(self, name: str, value: Written) -> Form:
-        """Return in which form a merged value is kept: that of the side it is from, or of both."""
+        """Return in which form a merged value is kept: in the form of the side it is from, or in both."""
         by_key: dict[str, Any] = {}
         greatest = PLAIN
         is_mapping = False
@@ -412,7 +396,7 @@ class _Merger:
 
     async def _new_items(self, name: str, before: _Delta, theirs: _Delta) -> tuple[bytes, ...] | None:
         """Return what theirs wrote to a delta channel since the ancestor, but for what ours have too; None: unknown."""
-        steps = await self._steps([name])
+        steps = await self._line.steps([name])
         if theirs.seed == before.seed and _begin(theirs, before):
             found = theirs.items[len(before.items) :]
         elif steps.is_own:
@@ -420,17 +404,11 @@ class _Merger:
             found = await self._items(itertools.chain(*steps.writes))
         else:
             return None
-        pending = await self._shared_writes(steps)
+        pending = await self._line.shared_writes(steps)
         if pending is None:
             return None
         shared = await self._items(_to_channel(name, pending))
         return tuple(item for item in found if item not in shared)
-
-    async def _shared_writes(self, steps: _Steps) -> Sequence[Write] | None:
-        """Return what was pending where the threads parted and ours has taken in, too; None: unknown."""
-        if not any(steps.first):
-            return ()
-        return await self._pending(steps.since)
 
     async def _items(self, writes: Iterable[Write]) -> tuple[bytes, ...]:
         """Return writes as the items of a delta channel are kept."""
@@ -439,7 +417,7 @@ class _Merger:
         objects = await self._repository.objects(self._stored[0].family, children)
         found: list[bytes] = []
         for write in written:
-            value = self._channels.plain(_node_of(write), objects)
+            value = self._channels.plain(node_of(write), objects)
             found.append(self._codec.pack([write.task_id, write.body[0], value]))
         return tuple(found)
 
@@ -472,8 +450,8 @@ class _Merger:
         open_names = [name for name in specs if self._is_open(name)]
         if not open_names:
             return
-        steps = await self._steps(open_names)
-        pending = await self._shared_writes(steps)
+        steps = await self._line.steps(open_names)
+        pending = await self._line.shared_writes(steps)
         if pending is None:
             return
         shared = {_place(write) for write in pending}
@@ -494,7 +472,7 @@ class _Merger:
         before, ours, theirs = map(_packed_of, sides)
         return ours is not None and theirs is not None and before not in (ours, theirs)
 
-    async def _applied(self, spec: Any, name: str, own: _Steps, shared: Set[_Place]) -> Any:
+    async def _applied(self, spec: Any, name: str, own: Steps, shared: Set[_Place]) -> Any:
         """Return ours with what theirs wrote; MISSING: no way to do it turns the ancestor's value into theirs."""
         before = self._value_of(name, self._before.channels)
         ours = self._value_of(name, self._ours.channels)
@@ -509,21 +487,21 @@ class _Merger:
                 continue
         return MISSING
 
-    async def _ways(self, name: str, theirs: Any, own: _Steps, shared: Set[_Place]) -> list[_Way]:
+    async def _ways(self, name: str, theirs: Any, own: Steps, shared: Set[_Place]) -> list[_Way]:
         """Return how theirs may have come to its value, the likeliest first."""
         steps = [_to_channel(name, step) for step in own.writes]
         written = await self._values(steps)
         fresh = await self._values([_without(step, shared) for step in steps])
         # After an earlier merge the ancestor, too, has what was pending where they parted: hence the second way.
         ways = [_Way(written, fresh), _Way(fresh, fresh), _Way(None, fresh)]
-        # What both did in the same way, as they do if they part within a step, cannot be told from the values alone.
+        # What both did in the same way, as they do if they part within a step, cannot be seen from the values alone.
         is_plain = self._ours.channels[name].packed != self._theirs.channels[name].packed
         if is_plain and not _is_running(self._before):
             for guess in self._guesses(name, theirs):
                 ways.append(_Way(guess, guess))
         return ways
 
-    async def _leads_to_theirs(self, spec: Any, name: str, way: _Way, before: Any, own: _Steps) -> bool:
+    async def _leads_to_theirs(self, spec: Any, name: str, way: _Way, before: Any, own: Steps) -> bool:
         """Whether a way turns the value of the ancestor into theirs, exactly."""
         if way.updates is None:
             return own.is_own and len(own.pieces) > 1 and await self._is_made_of(spec, name, own.pieces)
@@ -532,9 +510,7 @@ class _Merger:
 
     def _value_of(self, name: str, channels: Mapping[str, Written]) -> Any:
         """Return the value of a channel; MISSING if it has none."""
-        if name not in channels:
-            return MISSING
-        return self._channels.unwritten(channels[name])
+        return self._channels.unwritten(channels[name]) if name in channels else MISSING
 
     def _guesses(self, name: str, theirs: Any) -> list[list[list[Any]]]:
         """Return what may have been written: what a list has more at its end, or the value as a whole."""
@@ -554,49 +530,7 @@ class _Merger:
         top = self._channels.stands_alone(name, value)
         return self._channels.written(tree.Writer(packer=self._codec), name, value, None, top=top).packed
 
-    async def _steps(self, names: Collection[str]) -> _Steps:
-        """Return what theirs wrote to these channels and the ancestor has not.
-
-        That is what stands on theirs' own line, up to a checkpoint that the ancestor knows of.
-        """
-        pieces = [_Piece(self._stored[1], self._stored[1], [])]
-        seen = set[Key]()
-        is_own = True
-        while not await self._is_known((child := pieces[-1].start).place):
-            parents = child.record.parents
-            if not parents or parents[0] in seen or len(seen) >= _STEPS_MAX:
-                break
-            seen.add(parents[0])
-            loaded = await self._repository.store.read(*parents[0], writes=True)
-            if loaded is None:
-                break
-            if len(parents) > 1:
-                is_own = is_own and await self._are_known(parents[1:])
-                # What was pending before a merge ran again after it, and is no part of either piece.
-                pieces.append(_Piece(loaded.stored, loaded.stored, []))
-                continue
-            # A branch begins with its origin once more: that is no step.
-            if parents[0].checkpoint_id != child.record.key.checkpoint_id:
-                pieces[-1].steps.insert(0, [write for write in loaded.writes if write.channel in names])
-            pieces[-1] = pieces[-1]._replace(start=loaded.stored)
-        is_own = is_own and await self._is_known(pieces[-1].start.place)
-        return _Steps(pieces[::-1], is_own=is_own)
-
-    async def _are_known(self, keys: Sequence[Key]) -> bool:
-        """Whether these checkpoints are stored, and the ancestor has all of them among its own."""
-        others = await self._repository.store.read_many(keys)
-        if len(others) != len(keys):
-            return False
-        for other in others:
-            if not await self._is_known(other.stored.place):
-                return False
-        return True
-
-    async def _is_known(self, place: Place) -> bool:
-        """Whether the ancestor has a checkpoint among its own."""
-        return await self._ancestry.walk(self._known.hold(place))
-
-    async def _is_made_of(self, spec: Any, name: str, pieces: Sequence[_Piece]) -> bool:
+    async def _is_made_of(self, spec: Any, name: str, pieces: Sequence[Piece]) -> bool:
         """Whether writes are all that happened to a channel, but for merges."""
         for piece in pieces:
             start = await self._side(piece.start.record.root, piece.start.family)
@@ -607,40 +541,6 @@ class _Merger:
                 return False
         return True
 
-    async def _pending(self, since: str) -> Sequence[Write] | None:
-        """Return the writes that were pending where the threads parted, if ours went on with them; None: unknown."""
-        found = list[Write]()
-        seen = set[Key]()
-        record = self._stored[0].record
-        line = deque((key, record) for key in record.parents)
-        while line and len(seen) < _STEPS_MAX:
-            key, following = line.popleft()
-            is_applied = key.checkpoint_id == since and _takes_in(following, since)
-            # Ids grow along a line: what comes before `since` need not be looked at.
-            if not is_applied and (key in seen or key.checkpoint_id <= since):
-                continue
-            seen.add(key)
-            loaded = await self._repository.store.read(*key, writes=is_applied)
-            if loaded is None:
-                continue
-            if is_applied:
-                if not await self._is_as_it_was(key):
-                    return None
-                found += loaded.writes
-            record = loaded.stored.record
-            line.extend((parent, record) for parent in record.parents)
-        return found
-
-    async def _is_as_it_was(self, key: Key) -> bool:
-        """Whether no writes of a checkpoint were undone since ours went on from it, which another thread may do."""
-        if key.thread_id == self._stored[0].record.key.thread_id:
-            return True
-        thread = await self._repository.store.thread(key.thread_id)
-        if thread is None:
-            return True
-        hidden = itertools.chain(*thread.hidden.values())
-        return not any((one.namespace, one.writes_of) == key[1:] for one in hidden)
-
     async def _values(self, steps: Sequence[Sequence[Write]]) -> list[list[Any]]:
         """Return what was written, step by step; a step without writes is left out."""
         children = b"".join([write.children for write in itertools.chain(*steps)])
@@ -648,7 +548,7 @@ class _Merger:
         found: list[list[Any]] = []
         for step in steps:
             if step:
-                found.append([self._channels.value(write.body[0], _node_of(write), objects) for write in step])
+                found.append([self._channels.value(write.body[0], node_of(write), objects) for write in step])
         return found
 
 
@@ -661,36 +561,6 @@ class _Way(NamedTuple):
     """What ours lacks of it."""
 
 
-class _Piece(NamedTuple):
-    """A stretch of a line without merges, and what was written on it, step by step."""
-
-    start: Stored
-    end: Stored
-    steps: list[list[Write]]
-
-
-class _Steps(NamedTuple):
-    """What a thread wrote."""
-
-    pieces: Sequence[_Piece]
-    is_own: bool
-    """Whether nothing is missing, and what came by merges is known to the ancestor."""
-
-    @property
-    def since(self) -> str:
-        """The id of the checkpoint from which on."""
-        return self.pieces[0].start.record.key.checkpoint_id
-
-    @property
-    def first(self) -> Sequence[Write]:
-        """What was pending there."""
-        return next(iter(self.pieces[0].steps), ())
-
-    @property
-    def writes(self) -> list[list[Write]]:
-        return [step for piece in self.pieces for step in piece.steps]
-
-
 def _to_channel(name: str, writes: Iterable[Write]) -> list[Write]:
     return [write for write in writes if write.channel == name]
 
@@ -699,19 +569,12 @@ def _without(writes: Iterable[Write], shared: Set[_Place]) -> list[Write]:
     return [write for write in writes if _place(write) not in shared]
 
 
-def _node_of(write: Write) -> tree.Node:
-    """Return the value of a write; the first byte of its body is the form."""
-    return tree.Node(write.children, write.body[1:], write.size)
-
-
 def _is_foreign(channel: Written | None) -> bool:
     return channel is not None and channel.form == FOREIGN
 
 
 def _packed_of(channel: Written | None) -> bytes | None:
-    if channel is None:
-        return None
-    return channel.packed
+    return channel.packed if channel is not None else None
 
 
 def _clash(name: str) -> Conflict:
@@ -729,7 +592,7 @@ _Place = tuple[str, int, str, bytes, bytes]
 
 
 def _place(write: Write) -> _Place:
-    """Return what tells a write from others, wherever it stands."""
+    """Return what tells a write from others, wherever it is stored."""
     return write.task_id, write.idx, write.channel, write.children, write.body
 
 
@@ -740,7 +603,7 @@ class _Delta(NamedTuple):
     items: tuple[bytes, ...]
 
 
-def _delta(side: Side, name: str) -> _Delta:
+def _delta(side: OpenedSide, name: str) -> _Delta:
     writes = side.rest.get(WRITES + name)
     items: Sequence[bytes] = ()
     # A value that is stored whole has all of the writes in it.
@@ -749,22 +612,12 @@ def _delta(side: Side, name: str) -> _Delta:
     return _Delta(_packed_of(_seed(side, name)), tuple(items))
 
 
-def _seed(side: Side, name: str) -> Written | None:
+def _seed(side: OpenedSide, name: str) -> Written | None:
     """Return the last value of a delta channel that was stored."""
     return side.channels.get(name) or side.rest.get(SEED + name)
 
 
-def _takes_in(record: Record, parent_id: str) -> bool:
-    """Whether a checkpoint was made with what was pending at its parent.
-
-    Neither a merge nor a new input is, nor the first checkpoint of a branch, which is its origin once more.
-    """
-    if record.key.checkpoint_id == parent_id:
-        return False
-    return len(record.parents) == 1 and record.metadata.get("source") in ("loop", "update")
-
-
-def _is_running(side: Side) -> bool:
+def _is_running(side: OpenedSide) -> bool:
     """Whether nodes come next."""
     return any(display.starts_nodes(name) and value.packed not in _EMPTY for name, value in side.channels.items())
 
@@ -776,9 +629,7 @@ def _begin(longer: _Delta, shorter: _Delta) -> bool:
 def _kinds_of(graph: Any) -> Kinds:
     """Return the rules for classes of the saver that a graph was compiled with."""
     channels = getattr(getattr(graph, "checkpointer", None), "channels", None)
-    if isinstance(channels, Channels):
-        return channels.kinds.exact()
-    return KINDS
+    return channels.kinds.exact() if isinstance(channels, Channels) else KINDS
 
 
 def _gathering(graph: Any, *kinds: str) -> dict[str, Any]:
@@ -809,7 +660,8 @@ def _updated(spec: Any, value: Any, steps: Sequence[Sequence[Any]]) -> Any:
 
 
 def _as_messages(values: list[Any]) -> list[Any]:
-    from langchain_core.messages import convert_to_messages  # it is there: one of the values is a message
+    # It is there: one of the values is a message.
+    from langchain_core.messages import convert_to_messages
 
     return convert_to_messages(values)
 

@@ -24,12 +24,12 @@ from everstep.errors import (
     ThreadLost,
 )
 from everstep.langgraph import configs, runs
-from everstep.langgraph.queues import queues
 from everstep.langgraph.runs import Awaiting, Blocking, Face
 from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.repository.claims import FAILED, Claim, Task
 from everstep.runtime import checks
 from everstep.runtime.blocking import run_to_end
+from everstep.runtime.queues import queues
 from everstep.stores.protocol import Query, Stored
 
 if TYPE_CHECKING:
@@ -175,9 +175,7 @@ class _Turn:
 
     async def take(self, face: Face) -> Any:
         """Wait for the thread, and run."""
-        end = None
-        if self._timeout is not None:
-            end = time.monotonic() + self._timeout
+        end = time.monotonic() + self._timeout if self._timeout is not None else None
         key = id(self.saver.backend.store), self._thread_id
         place = queues.join(key)
         try:
@@ -197,9 +195,7 @@ class _Turn:
         """Return what is known of the last run, and the claim of the thread, as soon as nobody else has it."""
         for pause in runs.pauses(_PAUSE_MAX):
             found = await face.claims.find(self._thread_id)
-            before = None
-            if found is not None:
-                before = found.task
+            before = found.task if found is not None else None
             if before is None:
                 # A thread that is none of LangGraph's is refused before anything is written to it.
                 await face.saved(self._config)
@@ -263,7 +259,7 @@ class _Turn:
         has_ended = _ended_at(before, head.stored.record.key.checkpoint_id)
         if has_ended:
             if before is not None and before.ended == FAILED:
-                # Its caller was told. Such a state may not even be readable.
+                # Its caller got the error. Such a state may not even be readable.
                 return False
             if not head.writes:
                 # It stopped by itself, and no node has run since: most turns begin so.
@@ -345,9 +341,7 @@ class _Turn:
         if not state.interrupts:
             return values
         asked = {"__interrupt__": list(state.interrupts)}
-        if isinstance(values, dict):
-            return {**values, **asked}
-        return asked
+        return {**values, **asked} if isinstance(values, dict) else asked
 
 
 def _saver_of(graph: Any) -> HarnessCheckpointer:

@@ -145,8 +145,7 @@ def _asked(
     """Return the coroutine of a step. Its key is given now: in the order in which the node asks for steps."""
     if not callable(function):
         raise InvalidInput(f"a step is a function and its arguments, not {checks.shown(function)}")
-    if on_unknown not in ("ask", "fail") and not callable(on_unknown):
-        raise InvalidInput(f"on_unknown is 'ask', 'fail' or a function, not {checks.shown(on_unknown)}")
+    calling.check_effect(options.effect, undo, on_unknown)
     node = running_node()
     name = name_of(function)
     full = node.keys.take(name, key)

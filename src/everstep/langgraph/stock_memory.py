@@ -10,10 +10,10 @@ from everstep.langgraph.checkpoints import Pending
 from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.stock_savers import (
     Attached,
-    Entry,
     Outline,
-    Row,
     Source,
+    SourceEntry,
+    SourceRow,
     entry_of,
     out_of_shape,
     refusing,
@@ -52,7 +52,7 @@ class MemorySource(Source):
     def outlines(self, thread_ids: Sequence[str]) -> list[Outline]:
         (thread_id,) = thread_ids
         self._see(thread_id)
-        entries: list[Entry] = []
+        entries: list[SourceEntry] = []
         heads: dict[str, str] = {}
         for namespace, held in self._seen.storage[thread_id].items():
             for checkpoint_id, (_, _, parent_id) in held.items():
@@ -85,7 +85,7 @@ class MemorySource(Source):
             found[key] = self._loaded(kind, data, key)
         return found
 
-    def rows(self, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
+    def rows(self, entries: Sequence[SourceEntry], written: Mapping[Key, Attached]) -> Iterator[SourceRow]:
         for key, _, _ in entries:
             (kind, data), (metadata_kind, metadata), _ = self._seen.storage[key.thread_id][key.namespace][
                 key.checkpoint_id
@@ -98,7 +98,7 @@ class MemorySource(Source):
             pending, more = self.writes(key) if key in written else ([], 0)
             whole = {**checkpoint, "channel_values": values}
             size += more + len(data) + len(metadata)
-            yield Row(whole, self._loaded(metadata_kind, metadata, key), pending, size)
+            yield SourceRow(whole, self._loaded(metadata_kind, metadata, key), pending, size)
 
     def _values(self, key: Key, versions: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         values: dict[str, Any] = {}

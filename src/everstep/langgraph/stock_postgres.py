@@ -14,8 +14,8 @@ from everstep.errors import MissingDependency, StoreError, StoreMismatch, StoreU
 from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.stock_savers import (
     Attached,
-    Entry,
-    Row,
+    SourceEntry,
+    SourceRow,
     TableSource,
     needed_to_verify,
     out_of_shape,
@@ -85,7 +85,7 @@ class PostgresSource(TableSource):
         text = f"SELECT thread_id, {columns} FROM {table} WHERE thread_id = ANY(%s) {rest}"
         return self._all(text, list(thread_ids))
 
-    def rows(self, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
+    def rows(self, entries: Sequence[SourceEntry], written: Mapping[Key, Attached]) -> Iterator[SourceRow]:
         for group in _groups(entries, written):
             yield from _Group(self, group, written).rows()
 
@@ -109,7 +109,7 @@ class PostgresSource(TableSource):
         self._connection.close()
 
     def keep_last(self, key: Key, blobs: dict[tuple[str, str], Any]) -> None:
-        """Keep the values of a checkpoint at hand for the next one; those of one thread at a time."""
+        """Keep the values of a checkpoint at hand for the next one; only one thread is at hand at a time."""
         if any(thread_id != key.thread_id for thread_id, _ in self._blobs):
             self._blobs = {}
         self._blobs[key.thread_id, key.namespace] = blobs
@@ -139,7 +139,7 @@ class PostgresSource(TableSource):
             raise StoreError(f"the source {self.name} said no: {exc}") from exc
 
 
-# The threads stand by themselves as well: that is a condition for an index, whatever the rest is planned as.
+# The threads are asked for by themselves as well: an index can use that, however the rest is planned.
 _THESE = (
     "thread_id = ANY(%s) AND (thread_id, checkpoint_ns, checkpoint_id) IN "
     "(SELECT * FROM unnest(%s::text[], %s::text[], %s::text[]))"
@@ -158,7 +158,7 @@ class _Blob(NamedTuple):
 class _Group:
     """Checkpoints that are read by a few queries, and decoded one by one."""
 
-    def __init__(self, source: PostgresSource, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> None:
+    def __init__(self, source: PostgresSource, entries: Sequence[SourceEntry], written: Mapping[Key, Attached]) -> None:
         self._source = source
         self._entries = entries
         keys = [entry.key for entry in entries]
@@ -169,7 +169,7 @@ class _Group:
         self._sizes = self._read_sizes()
         self._raw: dict[_Blob, tuple[str, Any]] = {}
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[SourceRow]:
         """Yield the checkpoints in the order in which they were given."""
         for place, entry in enumerate(self._entries):
             lacking = self._lacking(entry.key)
@@ -179,7 +179,7 @@ class _Group:
                 row = self._row(entry.key, lacking)
             yield row
 
-    def _row(self, key: Key, lacking: Sequence[_Blob]) -> Row:
+    def _row(self, key: Key, lacking: Sequence[_Blob]) -> SourceRow:
         source = self._source
         checkpoint, metadata, _, size = self._found[key]
         values, read = self._values(key, lacking)
@@ -187,14 +187,14 @@ class _Group:
             _add_sends(checkpoint, values, self._sends[key])
         pending, written = source._pending(key, self._writes.get(key, ()))
         whole = {**checkpoint, "channel_values": {**(checkpoint.get("channel_values") or {}), **values}}
-        return Row(whole, metadata, pending, size + read + written)
+        return SourceRow(whole, metadata, pending, size + read + written)
 
     def _blobs_of(self, key: Key) -> list[_Blob]:
         versions = self._found[key][2] or {}
         return [_Blob(key.thread_id, key.namespace, *pair) for pair in versions.items()]
 
     def _lacking(self, key: Key) -> list[_Blob]:
-        """Return the values of a checkpoint that are not decoded yet: those of the last one are at hand."""
+        """Return the values of a checkpoint that are not decoded yet: the last checkpoint's are at hand."""
         known = self._source._blobs.get(key[:2])
         if not known:
             return self._blobs[key]
@@ -281,7 +281,8 @@ class _Group:
         wanted: dict[_Blob, None] = {}
         size = 0
         for entry in self._entries[place:]:
-            new = [blob for blob in self._lacking(entry.key) if blob in self._sizes and blob not in wanted]
+            lacking = [blob for blob in self._lacking(entry.key) if blob in self._sizes]
+            new = [blob for blob in lacking if blob not in wanted]
             size += sum(self._sizes[blob] for blob in new)
             if wanted and size > _GROUP_BYTES:
                 break
@@ -321,9 +322,9 @@ def _columns(rows: Iterable[Sequence[str]]) -> list[list[str]]:
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _groups(entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[list[Entry]]:
+def _groups(entries: Sequence[SourceEntry], written: Mapping[Key, Attached]) -> Iterator[list[SourceEntry]]:
     """Yield the entries in groups that may be in memory at once."""
-    group: list[Entry] = []
+    group: list[SourceEntry] = []
     size = 0
     for entry in entries:
         own = entry.size_bytes

@@ -38,7 +38,7 @@ _MEMO_ITEM_BYTES_MAX = 1 << 20
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, list, dict))
 
 
-class Entry(NamedTuple):
+class SourceEntry(NamedTuple):
     """A checkpoint as a list of the source shows it."""
 
     key: Key
@@ -58,7 +58,7 @@ class Attached(NamedTuple):
 class Outline(NamedTuple):
     """What there is of a thread, without values."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[SourceEntry]
     """In any order."""
     heads: Mapping[str, str]
     """By namespace: the id that the stock saver takes for the newest."""
@@ -66,7 +66,7 @@ class Outline(NamedTuple):
     """The pending writes, by the checkpoint they belong to."""
 
 
-class Row(NamedTuple):
+class SourceRow(NamedTuple):
     """A checkpoint of the source, with its values and pending writes."""
 
     checkpoint: dict[str, Any]
@@ -113,7 +113,7 @@ class Source(ABC):
         """Return the metadata of checkpoints."""
 
     @abstractmethod
-    def rows(self, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
+    def rows(self, entries: Sequence[SourceEntry], written: Mapping[Key, Attached]) -> Iterator[SourceRow]:
         """Yield checkpoints of threads that were outlined, in the order given."""
 
     @abstractmethod
@@ -176,7 +176,7 @@ class TableSource(Source):
         return {thread_id: int(count) for thread_id, count in rows}
 
     def outlines(self, thread_ids: Sequence[str]) -> list[Outline]:
-        entries: dict[str, list[Entry]] = {}
+        entries: dict[str, list[SourceEntry]] = {}
         for thread_id, *row in self._about(f"checkpoint_ns, checkpoint_id, parent_checkpoint_id, {self._own_size}",
                                            "checkpoints", thread_ids):  # fmt: skip
             entries.setdefault(thread_id, []).append(entry_of(thread_id, *row))
@@ -236,7 +236,7 @@ class TableSource(Source):
 def open_source(url: object, serde: Any) -> Source:
     """Return the database at a URL or path, or a saver in memory: see `import_langgraph`.
 
-    `serde` is the serializer that wrote it; None: the stock one, or that of the saver.
+    `serde` is the serializer that wrote it; None: the stock one, or the one of the saver.
     """
     from everstep.langgraph.stock_memory import MemorySource
     from everstep.langgraph.stock_postgres import PostgresSource
@@ -332,7 +332,8 @@ class _Refusing:
         """What was raised last: the decoder hides it."""
 
     def __call__(self, code: int, data: bytes) -> Any:
-        inner = ormsgpack.unpackb(data, ext_hook=self, option=ormsgpack.OPT_NON_STR_KEYS)  # refuses inside, too
+        # This refuses what it finds inside, too.
+        inner = ormsgpack.unpackb(data, ext_hook=self, option=ormsgpack.OPT_NON_STR_KEYS)
         found = self._decode(code, data)
         if type(found) in _PLAIN and isinstance(inner, list):
             self.refused = UnregisteredType(
@@ -399,7 +400,7 @@ class SQLiteSource(TableSource):
             found += self._all(f"SELECT thread_id, {columns} FROM {table} WHERE thread_id = ? {rest}", thread_id)
         return found
 
-    def rows(self, entries: Sequence[Entry], written: Mapping[Key, Attached]) -> Iterator[Row]:
+    def rows(self, entries: Sequence[SourceEntry], written: Mapping[Key, Attached]) -> Iterator[SourceRow]:
         """A query for each costs little in a file of one's own machine."""
         for key, _, _ in entries:
             kind, data, metadata = self._one("type, checkpoint, metadata", key)
@@ -409,7 +410,7 @@ class SQLiteSource(TableSource):
                 raise out_of_shape(key)
             pending, size = self.writes(key) if key in written else ([], 0)
             size += len(data or b"") + len(metadata or b"")
-            yield Row(checkpoint, self._metadata(key, metadata), pending, size)
+            yield SourceRow(checkpoint, self._metadata(key, metadata), pending, size)
 
     def _one(self, columns: str, key: Key) -> Any:
         rows = self._all(
@@ -470,11 +471,13 @@ def _connected(uri: str) -> sqlite3.Connection:
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
-def entry_of(thread_id: str, namespace: str, checkpoint_id: str, parent_id: str | None, size_bytes: int = 0) -> Entry:
+def entry_of(
+    thread_id: str, namespace: str, checkpoint_id: str, parent_id: str | None, size_bytes: int = 0
+) -> SourceEntry:
     """Return a row of a list of checkpoints as an entry."""
     key = Key(thread_id, namespace, checkpoint_id)
     parent = key._replace(checkpoint_id=parent_id) if parent_id else None
-    return Entry(key, parent, size_bytes)
+    return SourceEntry(key, parent, size_bytes)
 
 
 def _parsed(key: Key, data: Any) -> dict[str, Any]:

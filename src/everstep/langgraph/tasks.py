@@ -18,7 +18,8 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Final, Generic, Literal, NotRequired, TypedDict
 
-from typing_extensions import TypeVar  # the standard one has no defaults before Python 3.13
+# The standard one has no defaults before Python 3.13.
+from typing_extensions import TypeVar
 
 from everstep.errors import (
     CheckpointNotFound,
@@ -71,7 +72,7 @@ _PAGE = 100
 
 
 class TaskStatus(TypedDict):
-    """How a task stands. One that is not there has the first two keys only."""
+    """The status of a task. One that is not there has the first two keys only."""
 
     task_id: str
     status: Literal["running", "finished", "interrupted", "failed", "stopped", "not_found"]
@@ -212,11 +213,11 @@ class TaskManager(Generic[V]):
     # -- looking
 
     def get_task_status(self, task_id: str) -> TaskStatus:
-        """Return how a task stands: see `TaskStatus` for the keys."""
+        """Return the status of a task: see `TaskStatus` for the keys."""
         return run_to_end(self._status(self._blocking, task_id))
 
     async def aget_task_status(self, task_id: str) -> TaskStatus:
-        """Return how a task stands: see `TaskStatus` for the keys."""
+        """Return the status of a task: see `TaskStatus` for the keys."""
         return await self._status(self._awaiting, task_id)
 
     def get_task_history(self, task_id: str, *, limit: int | None = None) -> list[TaskCheckpoint]:
@@ -420,9 +421,7 @@ class TaskManager(Generic[V]):
 
     async def _wait(self, face: Face, task_id: str, timeout: float | None) -> TaskStatus:
         task_id = checks.thread_id(task_id)
-        end = math.inf
-        if timeout is not None:
-            end = time.monotonic() + timeout
+        end = time.monotonic() + timeout if timeout is not None else math.inf
         for pause in runs.pauses():
             found = await face.claims.find(task_id)
             left = end - time.monotonic()
@@ -438,9 +437,7 @@ class TaskManager(Generic[V]):
         last = runs.checkpoint_id(state)
         if found is None and last is None:
             return {"task_id": task_id, "status": "not_found"}
-        saved: Any = None
-        if last is not None:
-            saved = await face.saved(state.config)
+        saved = await face.saved(state.config) if last is not None else None
         updated_at = state.created_at
         if not updated_at and found is not None:
             # Nothing but the claim is stored of it yet.
@@ -503,7 +500,8 @@ class TaskManager(Generic[V]):
         task_id = checks.thread_id(task_id)
         if not force:
             try:
-                await self._any_claim(face, task_id, wait=False)  # so that nobody begins meanwhile
+                # So that nobody begins meanwhile.
+                await self._any_claim(face, task_id, wait=False)
             except TaskNotFound:
                 return False
         elif await face.claims.find(task_id) is None and await face.store.read(task_id) is None:
@@ -529,16 +527,12 @@ async def _is_task(face: Face, thread_id: str) -> bool:
 
 def _fields_of(state: Any) -> Mapping[str, Any]:
     """Return the values of a state by name; a graph whose state is one value has none."""
-    if not isinstance(state.values, Mapping):
-        return {}
-    return state.values
+    return state.values if isinstance(state.values, Mapping) else {}
 
 
 def _last_logs(values: Mapping[str, Any]) -> list[Any]:
     logs = values.get("logs")
-    if not isinstance(logs, (list, tuple)):
-        return []
-    return list(logs)[-_LOGS:]
+    return list(logs)[-_LOGS:] if isinstance(logs, (list, tuple)) else []
 
 
 def _compiled(graph: Any, checkpointer: HarnessCheckpointer) -> Any:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from everstep.durable import calling
 from everstep.durable.calling import AsyncFace, BlockingFace, Effect, Face
 from everstep.durable.run import OnUnknown
-from everstep.errors import InvalidInput, MissingDependency
+from everstep.errors import MissingDependency
 from everstep.langgraph.nodes import running_node
 from everstep.langgraph.recording import Call, Steps
-from everstep.runtime import checks
 from everstep.runtime.blocking import run_to_end
 
 try:
@@ -53,10 +52,11 @@ class DurableTools(AgentMiddleware[Any, Any, Any]):
         else:
             choices = [on_unknown]
         for choice in choices:
-            if choice not in ("ask", "fail") and not callable(choice):
-                raise InvalidInput(f"on_unknown is 'ask', 'fail' or a function, not {checks.shown(choice)}")
+            calling.check_on_unknown(choice)
         self._effect = effect
         self._undo = dict(undo or {})
+        for name, function in self._undo.items():
+            calling.check_effect(self._effects.get(name, effect), function, "ask")
         self._on_unknown = on_unknown
 
     def wrap_tool_call(

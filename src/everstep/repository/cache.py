@@ -37,8 +37,6 @@ class ObjectCache:
     says so in the commit that rests on it.
     """
 
-    fork_order = 2
-
     def __init__(self, bytes_max: int | None = None) -> None:
         self._lock = threading.Lock()
         self._heads: Recent[KnownHead] = Recent(_HEADS_MAX, _HEADS_BYTES_MAX)
@@ -47,7 +45,7 @@ class ObjectCache:
         """All the objects that are held, by hash."""
         self._bytes = 0
         self._bytes_max = _CACHE_BYTES_MAX if bytes_max is None else bytes_max
-        forks.register(self)
+        self._fork_guard = forks.hold(self._lock, 2)
 
     def head(self, thread_id: str, namespace: str) -> Stored | None:
         found = self._heads.get((thread_id, namespace))
@@ -60,12 +58,6 @@ class ObjectCache:
             return found
         record = head.record
         return KnownHead(head, tree.nodes(record.children, record.body, record.sizes), None)
-
-    def before_fork(self) -> None:
-        self._lock.acquire()
-
-    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
-        self._lock.release()
 
     def has_rivals(self, thread_id: str, namespace: str) -> bool:
         """Whether what is saved now will hardly find the head that is remembered."""

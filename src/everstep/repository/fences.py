@@ -13,13 +13,10 @@ class Fence(Protocol):
     @property
     def thread_id(self) -> str:
         """The thread that it stands before."""
-        ...
 
     @property
     def base(self) -> BaseRef:
         """Where the fence stands now."""
-        ...
 
     async def find(self, store: Store) -> None:
         """Look where it stands now; raise what the writer is to be told if it is gone."""
-        ...

@@ -101,8 +101,6 @@ class Save:
 class Ledger:
     """The saves of one live thread."""
 
-    fork_order = 0
-
     def __init__(self, thread_id: str) -> None:
         self.thread_id = thread_id
         self.epoch = 0
@@ -114,13 +112,7 @@ class Ledger:
         self._doubtful: deque[Save] = deque(maxlen=_DOUBTFUL_MAX)
         self._last = Save(self, 0, (), None)
         """What was loaded, or saved last."""
-        forks.register(self)
-
-    def before_fork(self) -> None:
-        self._lock.acquire()
-
-    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
-        self._lock.release()
+        self._fork_guard = forks.hold(self._lock, 0)
 
     @property
     def checkpoint_id(self) -> str | None:

@@ -50,6 +50,7 @@ from everstep.stores.protocol import (
 from everstep.types import Checkpoint, CheckpointMetadata
 from everstep.values import codec, compress, costs, tree
 from everstep.values.overlap import NOTHING, Chunked, chunked, chunked_packed, extended, overlap
+from everstep.values.tree import repetition
 from everstep.values.walk import Need
 
 if TYPE_CHECKING:
@@ -98,24 +99,25 @@ class _Packed(NamedTuple):
 
 
 class _Added:
-    """Messages to be appended. They are written down once, however often the head turns out to be another one.
+    """Messages to be appended, packed at once: what the caller changes later belongs to a later step.
 
-    To cut a large message into pieces takes most of the time of its append, and in its turn others wait for it.
+    They are written down once, however often the head turns out to be another one. To cut a large message into pieces
+    takes most of the time of its append, and in its turn others wait for it.
     """
 
     def __init__(self, messages: list[Any]) -> None:
-        self.messages = messages
-        self.packed: list[bytes] = []
+        self.packed = [codec.pack(item, f"messages[{n}]", 1) for n, item in enumerate(messages)]
         self.writer = tree.Writer()
         """Has what was written so."""
-        self._parts: list[tree.Node] | None = None
+        self._parts = [self.writer.item(item) for item in self.packed]
+
+    @property
+    def messages(self) -> list[Any]:
+        """The messages, as nobody else has them: few need them as values."""
+        return [codec.unpack(item) for item in self.packed]
 
     def written_onto(self, node: tree.Node, known: Collection[bytes]) -> tuple[tree.Node, tree.Writer]:
         """Return a list node with the messages at its end, and the writer that has its objects but for `known` ones."""
-        if self._parts is None:
-            length = tree.list_length(node)
-            self.packed = [codec.pack(item, f"messages[{length + n}]", 1) for n, item in enumerate(self.messages)]
-            self._parts = [self.writer.packed(item) for item in self.packed]
         writer = tree.Writer(known, dict(self.writer.objects))
         writer.leave_out(known)
         return writer.extended_by(node, self._parts), writer
@@ -211,8 +213,8 @@ class Repository:
         None keeps the head's. With `replace` those given take the place of the head's instead of setting keys. For
         `make_new_id` see `save`.
         """
-        # Copied before the first wait: what the caller changes later belongs to a later step.
-        added = _Added(copied(messages, "messages"))
+        # Packed or copied before the first wait: what the caller changes later belongs to a later step.
+        added = _Added(messages)
         state = copied(state, "state")
         tools_result = copied(tools_result, "tools_result")
         remembered = self.memory.head(thread_id, namespace)
@@ -549,7 +551,7 @@ class Repository:
         They were made from values for which that was `before`, with what `writers` wrote: all of that may be a
         repetition. Only when that would be too much everything is looked at, and what is found counts from then on.
         """
-        if sum(encoded.sizes) < tree.REPEATS_FREE:
+        if sum(encoded.sizes) < repetition.REPEATS_FREE:
             return encoded
         objects = encoded.objects
         held = self.memory.contents
@@ -558,7 +560,7 @@ class Repository:
             return encoded._replace(repeats=0)
         if before is not None:
             bound = before + sum([writer.weight_at_most() for writer in writers])
-            if bound <= tree.writable_repeats(tree.REPEATS_MAX):
+            if bound <= tree.writable_repeats(repetition.REPEATS_MAX):
                 return encoded._replace(repeats=bound)
         families = [head.family] if head is not None else []
         return encoded._replace(repeats=await self.repeats_of(encoded.nodes, encoded.objects, families))
@@ -576,7 +578,7 @@ class Repository:
         readers.
         """
         size = sum([node.size for node in nodes])
-        if size < tree.REPEATS_FREE:
+        if size < repetition.REPEATS_FREE:
             return None
         children = b"".join([node.children for node in nodes])
         body = b"".join([node.body for node in nodes])
@@ -590,7 +592,7 @@ class Repository:
                 missing.append(key)
             return found
 
-        limit = tree.REPEATS_MAX if limit is None else limit
+        limit = repetition.REPEATS_MAX if limit is None else limit
         writable = tree.writable_repeats(limit)
         cost = tree.repeats(children, body, content, writable)
         for family in families:

@@ -2,8 +2,8 @@
 
 A plan per line knows the oldest checkpoints that the policy will take next, and no more of them than can go until the
 plan is made anew from the store. That is done every so often, and also catches what other processes did. So plans are
-small, and there is room for those of many threads. What is due goes in the commit of the next snapshot. The store has
-the last word on what is protected. Sweeping goes on a little with each snapshot while there is garbage.
+small, and there is room for the plans of many threads. What is due goes in the commit of the next snapshot. The store
+has the last word on what is protected. Sweeping goes on a little with each snapshot while there is garbage.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import NamedTuple
 
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.errors import CheckpointCorrupted
+from everstep.history.labels import lasting
 from everstep.reports import GCReport
 from everstep.repository.recent import Line, Recent
 from everstep.retention.policies import Grid, Item, grid_of, is_older, let_go, moment_of
 from everstep.runtime import forks
-from everstep.stores.protocol import Erasing, Key, Outline, Query, Store, Stored, Thread
+from everstep.stores.abilities import Erasing
+from everstep.stores.protocol import Key, Outline, Query, Store, Stored, Thread
 from everstep.stores.records import pack_record
 from everstep.types import RUN_KIND
 
@@ -189,9 +190,7 @@ class _LettingGo:
         self._due = self._keeper.due(self._line)
         return [item.seq for item in self._due]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._keeper.give_back(self._line, self._due)
 
@@ -199,10 +198,11 @@ class _LettingGo:
 class Keeper:
     """Applies one policy. Shared by both faces of an engine, which hand in their store."""
 
-    fork_order = 2
-
     def __init__(self, config: SnapshotConfig, is_call: Callable[[str], bool] | None = None) -> None:
-        """`is_call` says whether a namespace belongs to one call: it goes with the thread's own checkpoints of then."""
+        """`is_call` says whether a namespace belongs to one call of a subgraph.
+
+        Such a namespace goes when the checkpoints are gone that its thread had when the call was made.
+        """
         self._policy = CheckpointGC(config.gc_policy)
         self._param = config.gc_param
         self._is_call = is_call
@@ -210,13 +210,7 @@ class Keeper:
         self._sweeping: dict[str, None] = {}
         self._looks = 0
         self._lock = threading.Lock()
-        forks.register(self)
-
-    def before_fork(self) -> None:
-        self._lock.acquire()
-
-    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
-        self._lock.release()
+        self._fork_guard = forks.hold(self._lock, 2)
 
     # -- with every snapshot
 
@@ -269,10 +263,9 @@ class Keeper:
         """After a commit: note the new checkpoint, look at the store again if it is time, sweep a little."""
         if self._policy is CheckpointGC.KEEP_ALL or stored.record.kind == RUN_KIND:
             return
-        # A new segment begins: the head was moved, maybe by somebody else, so what was planned may be hidden
-        # by now.
+        # A new segment begins: the head was moved, maybe by somebody else, so what was planned may be hidden by now.
         if stored.segment == stored.seq:
-            self.forget(stored.record.key.thread_id)  # the head was moved, maybe by somebody else: plan anew
+            self.forget(stored.record.key.thread_id)
         try:
             await self._upkeep(store, stored)
         except Exception:  # the checkpoint is saved: that retention must wait is not its caller's concern
@@ -288,7 +281,7 @@ class Keeper:
                     self._extend(line, plan, _item(stored))
         # A new thread: there is nothing in the store to look at.
         if plan is None and not stored.record.parents:
-            self._remember(line, [_item(stored)], 1, whole=True)  # a new thread: there is nothing to look at
+            self._remember(line, [_item(stored)], 1, whole=True)
         elif plan is None or self._is_used_up(plan):
             await self._look(store, line)
         if stored.family in self._sweeping:
@@ -393,7 +386,10 @@ class Keeper:
         """Let go of calls that ended before the oldest checkpoint that is kept of the thread itself."""
         if self._is_call is None:
             return
-        ended = [name for name, (head, _) in thread.heads.items() if self._is_call(name) and head < oldest]
+        ended: list[str] = []
+        for name, (head, _) in thread.heads.items():
+            if self._is_call(name) and head < oldest:
+                ended.append(name)
         keys: list[Key] = []
         for name in ended[:_DUE_MAX]:
             query = Query(thread_id=thread.thread_id, namespace=name, protected=False, hidden="also")
@@ -590,9 +586,7 @@ class Keeper:
             return []
         listed = await store.list_checkpoints(Query(thread_id=thread.thread_id, namespace=None, hidden="also"))
         gone = self._let_go(list(map(_Candidate.of, listed)))
-        if len(gone) < len(listed):
-            return []
-        return listed
+        return [] if len(gone) < len(listed) else listed
 
     async def _is_new(self, store: Store, branch: str, origin: Key) -> bool:
         """Whether a branch began lately: what it began with may be older."""
@@ -668,13 +662,11 @@ async def _stale_operations(store: Store, thread_id: str) -> list[int]:
     oldest = await store.list_checkpoints(
         Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=1)
     )
-    first = 0
-    if oldest:
-        first = oldest[0].seq
-    # From the end only: what was done later stands on what was done before.
+    first = oldest[0].seq if oldest else 0
+    # From the end only: what was done later rests on what was done before.
     old = itertools.takewhile(lambda entry: entry.data.get("made_at_seq", first) < first, reversed(entries))
     too_many = entries[_OPERATIONS_MAX:]
-    return sorted({entry.seq for entry in (*too_many, *old)})
+    return sorted({entry.seq for entry in (*too_many, *old)} - lasting(entries))
 
 
 def _query(line: Line, limit: int | None = None, *, hidden: bool = False) -> Query:

@@ -78,7 +78,7 @@ class Grid(NamedTuple):
     anchor: int
 
     def holds(self, step: int) -> bool:
-        """Whether the checkpoint of a step stands on the grid."""
+        """Whether the checkpoint of a step is on the grid."""
         return step % self.stride == self.anchor
 
     def fits(self, span: int, count: int) -> bool:

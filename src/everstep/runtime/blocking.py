@@ -13,7 +13,6 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from everstep.errors import InvalidInput
@@ -48,7 +47,7 @@ def describe_on_store(thing: object, store: object, *more: str) -> str:
 
 
 class NeedsAsync:
-    """Something for `async with`. A plain `with` is told what to write, in place of a TypeError that does not say it.
+    """Something for `async with`. A plain `with` raises an error that says what to write, which a TypeError does not.
 
     It does not simply work: inside the block the methods would still have to be awaited, and nothing would be saved.
     """
@@ -92,9 +91,7 @@ class Closing(NeedsAsync):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self.close()
 
 
@@ -112,7 +109,8 @@ class PrivateLoop:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is None or self._pid != os.getpid():  # a forked child has the loop, but not its thread
+            # A forked child has the loop, but not its thread.
+            if self._loop is None or self._pid != os.getpid():
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
                 thread = threading.Thread(target=_serve, args=(self._loop,), name="everstep-loop", daemon=True)
                 thread.start()
@@ -142,9 +140,7 @@ class SyncFace(NeedsPlainWith, Generic[A]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._run(self._driven.close())
 
 

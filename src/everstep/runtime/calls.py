@@ -50,20 +50,12 @@ class Call:
 class Figures:
     """What was done on one backend in this process: the sum of all calls, by name."""
 
-    fork_order = 2
-
     def __init__(self, store: str) -> None:
         """`store` is how the store is called in spans and statistics."""
         self.store = store
         self._lock = threading.Lock()
         self._sums: dict[str, list[float]] = {}
-        forks.register(self)
-
-    def before_fork(self) -> None:
-        self._lock.acquire()
-
-    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
-        self._lock.release()
+        self._fork_guard = forks.hold(self._lock, 2)
 
     def add(self, call: Call, seconds: float, *, failed: bool) -> None:
         """Add what a call did."""
@@ -99,12 +91,10 @@ class Watched(Protocol):
     @property
     def limit_seconds(self) -> float | None:
         """How long one call may take; None: there is nothing to wait for."""
-        ...
 
     @property
     def figures(self) -> Figures:
         """Where its calls are counted."""
-        ...
 
 
 S = TypeVar("S", bound=Watched)
@@ -146,7 +136,7 @@ def public_call(
             started = time.perf_counter()
             try:
                 # In here, so that Ctrl-C at any moment leaves nothing behind: a call that never ends would be part of
-                # every later one, and its deadline that of all of them.
+                # every later one, and its deadline would hold for all of them.
                 current.set(entered)
                 span = tracing.begin(name)
                 return await method(self, *args, **kwargs)
@@ -155,7 +145,8 @@ def public_call(
                 raise
             finally:
                 entered.is_over = True
-                current.set(outer)  # not `reset`: a coroutine that is thrown away may end in another context
+                # Not `reset`: a coroutine that is thrown away may end in another context.
+                current.set(outer)
                 figures = self.figures
                 figures.add(entered, time.perf_counter() - started, failed=error is not None)
                 if span is not None:

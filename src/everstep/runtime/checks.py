@@ -13,7 +13,8 @@ NAMESPACE_BYTES_MAX = 4096
 
 def thread_id(value: object) -> str:
     """Return `value` if it can name a thread: any text but the empty one, up to 1,024 bytes of UTF-8."""
-    if type(value) is str and 0 < len(value) <= THREAD_ID_BYTES_MAX and value.isascii():  # as most are
+    # Most names are short and plain.
+    if type(value) is str and 0 < len(value) <= THREAD_ID_BYTES_MAX and value.isascii():
         return value
     return _text(value, "thread_id", THREAD_ID_BYTES_MAX)
 

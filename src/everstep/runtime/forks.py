@@ -14,6 +14,13 @@ import weakref
 from typing import Protocol
 
 
+class Lock(Protocol):
+    """A lock of any kind."""
+
+    def acquire(self) -> bool: ...
+    def release(self) -> None: ...
+
+
 class Restful(Protocol):
     """Something that can be brought to rest before a fork."""
 
@@ -30,13 +37,35 @@ class Restful(Protocol):
 _known: weakref.WeakSet[Restful] = weakref.WeakSet()
 _known_lock = threading.Lock()
 _resting: list[Restful] = []
-_forking = threading.Lock()  # one fork at a time: what one thread brought to rest, another must not wake
+# One fork at a time: what one thread brought to rest, another must not wake.
+_forking = threading.Lock()
 
 
 def register(thing: Restful) -> None:
     """Bring `thing` to rest at every fork while it lives. Call it last in `__init__`."""
     with _known_lock:
         _known.add(thing)
+
+
+class _HeldLock:
+    """A lock that only the thread that forks may hold meanwhile."""
+
+    def __init__(self, lock: Lock, order: int) -> None:
+        self.fork_order = order
+        self._lock = lock
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
+        self._lock.release()
+
+
+def hold(lock: Lock, order: int) -> object:
+    """See to it that nobody is inside a lock at a fork, as long as what is returned lives; `order`: see `Restful`."""
+    held = _HeldLock(lock, order)
+    register(held)
+    return held
 
 
 def _before() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]  # the C module: its wrapper makes enum members of all
 import os
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 # Those that people give handlers that raise. Looked up each time, so few.
@@ -34,15 +34,14 @@ class deferred:  # noqa: N801  # used like a function
                 if callable(handler):
                     self._handlers.append((number, handler))
                     signal.signal(number, self._note)
-            if self._handlers:  # a process whose signals are all ignored has nothing to put back
+            # A process whose signals are all ignored has nothing to put back.
+            if self._handlers:
                 _active.append(self)
         except BaseException:
             self.restore()
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._handlers:
             return
         failure = self.restore()

@@ -25,7 +25,8 @@ def names_from(
         from importlib import import_module
 
         if f"{package}.{name}" in modules:
-            return import_module(f"{package}.{name}")  # a module that holds some of the names, such as `errors`
+            # A module that holds some of the names, such as `errors`.
+            return import_module(f"{package}.{name}")
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
         # It is asked for only once: the next time the name is found in the package itself.

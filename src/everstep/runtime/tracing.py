@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 _API = "opentelemetry.trace"
 _PROVIDER = "_TRACER_PROVIDER"  # what an application sets it up with; None until it has
-_tracers: tuple[Any, Any] = (None, None)  # the provider that was asked last, and what it gave
-_asked: Any = None  # the function that knew of none; it has looked by then whether the environment names one
+# The provider that was asked last, and what it gave.
+_tracers: tuple[Any, Any] = (None, None)
+# The function that knew of none; it has looked by then whether the environment names one.
+_asked: Any = None
 
 
 class Span:

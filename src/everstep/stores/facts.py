@@ -60,7 +60,7 @@ def new_facts(record: Described, known: Described | None) -> list[Fact]:
         old = before.get(key, _MISSING)
         if (type(old) is not type(value) or old != value) and _is_kept(key, value):
             found.append(_fact(key, value))
-    # Mostly the tags are those of the checkpoint before.
+    # Mostly the checkpoint before has the same tags.
     if record.tags != noted:
         found += [_fact(_TAGS, tag) for tag in kept_tags(record.tags) if tag not in noted]
     return found
@@ -68,7 +68,8 @@ def new_facts(record: Described, known: Described | None) -> list[Fact]:
 
 def kept_tags(tags: Collection[str]) -> list[str]:
     """Return the tags that are kept: not those that the engine adds to every checkpoint."""
-    return [tag for tag in tags if tag not in _TRIGGERS and _is_kept(_TAGS, tag)]
+    own = [tag for tag in tags if tag not in _TRIGGERS]
+    return [tag for tag in own if _is_kept(_TAGS, tag)]
 
 
 def is_noted(fact: Fact, labels: Collection[int]) -> bool:
@@ -93,9 +94,7 @@ def kept(held: Mapping[int, Collection[int]], new: Sequence[Fact]) -> dict[int, 
         labels.add(fact.label)
         if len(labels) > VALUES_MAX:
             facts[fact.key] = {stands_for(fact)}
-    if sum(map(len, facts.values())) > FACTS_MAX:
-        return {EVERYTHING: {EVERYTHING}}
-    return facts
+    return {EVERYTHING: {EVERYTHING}} if sum(map(len, facts.values())) > FACTS_MAX else facts
 
 
 class Described(Protocol):
@@ -145,7 +144,7 @@ def prefix_end(prefix: str) -> str | None:
 
 
 def _is_kept(key: str, value: object) -> bool:
-    """Whether an entry is kept: those of the types that people search by, as far as they are short."""
+    """Whether an entry is kept: it is if people search by values of its type, and it is short."""
     kind = type(value)
     if kind is str and len(value) > _TEXT_MAX:  # type: ignore[arg-type]
         return False

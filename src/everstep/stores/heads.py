@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from everstep.errors import HeadRegressed
+from everstep.runtime import forks
 
 K = TypeVar("K")
 _HEADS_MAX = 10_000
 
 
-class Seen(NamedTuple, Generic[K]):
+class SeenHead(NamedTuple, Generic[K]):
     """A head as it was seen."""
 
     family: str
@@ -33,17 +34,18 @@ class Heads(Generic[K]):
 
     def __init__(self, size_max: int = _HEADS_MAX) -> None:
         self._lock = threading.Lock()
-        self._seen: OrderedDict[tuple[str, str], Seen[K]] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, str], SeenHead[K]] = OrderedDict()
         self._namespaces: dict[str, dict[str, None]] = {}
         """By thread: the namespaces of it that are in `_seen`."""
         self._size_max = size_max
+        self._fork_guard = forks.hold(self._lock, 2)
 
-    def get(self, line: tuple[str, str]) -> Seen[K] | None:
+    def get(self, line: tuple[str, str]) -> SeenHead[K] | None:
         """Return the head as last seen. Call it before asking the server, and hand the answer to `note`."""
         with self._lock:
             return self._seen.get(line)
 
-    def any_of(self, thread_id: str) -> tuple[str, Seen[K]] | None:
+    def any_of(self, thread_id: str) -> tuple[str, SeenHead[K]] | None:
         """Return a namespace of the thread, and its head as last seen; None: nothing of the thread was seen."""
         with self._lock:
             for namespace in self._namespaces.get(thread_id, ()):
@@ -55,8 +57,8 @@ class Heads(Generic[K]):
         line: tuple[str, str],
         family: str | None,
         generation: int,
-        since: Seen[K] | None,
-        was_deleted: Callable[[Seen[K]], bool] | None = None,
+        since: SeenHead[K] | None,
+        was_deleted: Callable[[SeenHead[K]], bool] | None = None,
     ) -> None:
         """Raise HeadRegressed if what the server answered is older than `since`, which `get` gave before the call.
 
@@ -81,7 +83,7 @@ class Heads(Generic[K]):
         family: str,
         generation: int,
         known: K | None,
-        since: Seen[K] | None,
+        since: SeenHead[K] | None,
         seq: int = 0,
     ) -> None:
         """Check what the server answered, and remember it."""
@@ -93,7 +95,7 @@ class Heads(Generic[K]):
                     # Another thread has a newer answer.
                     return
                 seq = max(seq, last.seq)
-            self._seen[line] = Seen(family, generation, known, seq)
+            self._seen[line] = SeenHead(family, generation, known, seq)
             self._seen.move_to_end(line)
             self._namespaces.setdefault(line[0], {})[line[1]] = None
             if len(self._seen) > self._size_max:
@@ -131,11 +133,3 @@ class Heads(Generic[K]):
         del left[namespace]
         if not left:
             del self._namespaces[thread_id]
-
-    def before_fork(self) -> None:
-        """Before a fork: nobody may be inside."""
-        self._lock.acquire()
-
-    def after_fork(self) -> None:
-        """After it."""
-        self._lock.release()

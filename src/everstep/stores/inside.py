@@ -1,26 +1,12 @@
 """A store as seen from inside one of its own transactions: what a turn works on, where a turn is a transaction."""
 
-# ruff: noqa: ARG002  # what is refused looks at no argument
-
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from everstep.stores.looks import Looks
-from everstep.stores.protocol import (
-    BaseRef,
-    Change,
-    Deleted,
-    Key,
-    Loaded,
-    Object,
-    Part,
-    Store,
-    Stored,
-    Swept,
-    Write,
-)
+from everstep.stores.protocol import Change, Key, Loaded, Store, Stored
 
 T = TypeVar("T")
 
@@ -50,15 +36,15 @@ class Inside(Looks):
     def limit_seconds(self) -> float | None:
         return self._store.limit_seconds
 
-    async def in_turn(self, thread_id: str, work: Any, seconds: float = 0.0) -> Any:
+    async def in_turn(self, thread_id: str, work: Any, seconds: float = 0.0) -> Any:  # noqa: ARG002  # it is one
         return await work(self)
 
     async def _look(
         self,
         work: Callable[[Any], T],
-        thread_id: str | None = None,
+        thread_id: str | None = None,  # noqa: ARG002  # all in the transaction
         *,
-        is_view: bool = False,
+        is_view: bool = False,  # noqa: ARG002  # which sees one state
     ) -> T:
         return work(self._rows)
 
@@ -87,33 +73,7 @@ class Inside(Looks):
 
     # -- what has no place in a turn
 
-    async def put_writes(
-        self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
-    ) -> None:
-        self._refuse()
-
-    async def delete(
-        self,
-        thread_id: str,
-        *,
-        keys: Collection[Key] | None = None,
-        before_step: int | None = None,
-        spare: bool = False,
-        operations: Collection[int] = (),
-    ) -> Deleted:
-        self._refuse()
-
-    async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
-        self._refuse()
-
-    async def adopt(self, part: Part) -> int:
-        self._refuse()
-
-    async def adopt_new(self, parts: Sequence[Part]) -> None:
-        self._refuse()
-
-    async def close(self) -> None:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    async def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
         raise RuntimeError("a turn ends with one commit: this is done before or after it")
+
+    put_writes = _delete = sweep = adopt = adopt_new = close = _refuse

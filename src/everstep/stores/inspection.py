@@ -7,10 +7,13 @@ nothing, an index that lacks an entry, a checksum that only the store computes) 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from everstep.reports import Finding
-from everstep.stores.protocol import Key
+from everstep.stores.protocol import Key, Store
+
+if TYPE_CHECKING:
+    from everstep.reports import Finding
 
 
 @runtime_checkable
@@ -19,11 +22,12 @@ class Checking(Protocol):
 
     async def thread_names(self) -> list[str]:
         """Return the name of every thread that anything in the store tells of, damaged ones included."""
-        ...
 
     async def check_tables(self) -> list[Finding]:
-        """Return what is wrong with tables and indexes: all of it, not only the first. Content is left to readers."""
-        ...
+        """Return what is wrong with tables and indexes: all of it, not only the first. Content is left to readers.
+
+        StoreMismatch if nothing tells that this was ever a store: then it is somebody else's, and not damaged.
+        """
 
 
 class Entry(NamedTuple):
@@ -64,15 +68,15 @@ class ReadsEntries(Protocol):
 
         Only for stores that look at their own indexes (`Checking`): whether an id leads to the row is not tried here.
         """
-        ...
 
     async def check_found_by(self) -> list[Finding]:
         """Return what `EntryPage.not_found_by` would, of all threads, for a store that is too damaged to be read."""
-        ...
 
 
 def finding_about(kind: str, what: str, thread_id: str | None, checkpoint_id: str | None = None) -> Finding:
     """Return what is wrong with something of one thread, or of none."""
+    from everstep.reports import Finding  # only those who check a store need it
+
     threads: tuple[str, ...] = ()
     if thread_id is not None:
         threads = (thread_id,)
@@ -106,8 +110,14 @@ class Mending(Protocol):
         What cannot be read goes, but for checkpoints that others can name and delete, and so does what belongs to
         nothing. What follows from other rows is made from them anew. Whatever is whole stays.
         """
-        ...
 
     async def stored_rows(self, keys: Sequence[Key]) -> list[Lost]:
         """Return these checkpoints as they are stored, to be kept elsewhere before they go."""
-        ...
+
+
+@runtime_checkable
+class Rehearsing(Protocol):
+    """A store that can be copied with all its damage, so that a repair can be tried."""
+
+    def rehearsal(self) -> AbstractAsyncContextManager[Store]:
+        """Return a copy that is there as long as it is used. OSError or StoreError if there is none to be had."""

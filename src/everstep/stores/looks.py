@@ -1,4 +1,7 @@
-"""What a store reads, each method as one look at its rows: the same for every store whose rows have these methods."""
+"""What a store reads, each method as one look at its rows: the same for every store whose rows have these methods.
+
+Here is also how a deletion is asked for.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from everstep.stores.deletion import Deletion
 from everstep.stores.protocol import (
+    Deleted,
     Hit,
     Key,
     Newest,
@@ -77,6 +82,21 @@ class Looks(ABC):
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         return await self._look(lambda rows: rows.operations(thread_id, limit), thread_id)
+
+    async def delete(
+        self,
+        thread_id: str,
+        *,
+        keys: Collection[Key] | None = None,
+        before_step: int | None = None,
+        spare: bool = False,
+        operations: Collection[int] = (),
+    ) -> Deleted:
+        return await self._delete(Deletion(thread_id, keys, before_step, spare, operations))
+
+    @abstractmethod
+    async def _delete(self, deletion: Deletion) -> Deleted:
+        """Delete from a thread."""
 
     async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
         return await self._look(lambda rows: rows.raw(thread_id, family_threads), thread_id, is_view=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from everstep.errors import StoreClosed
@@ -86,7 +85,6 @@ class SortedKeys:
 class MemoryKeyValues:
     """A backend in memory. Gone with the process. It is its own transaction: one lock is for all."""
 
-    fork_order = 2
     address = "memory://"
     finds_damage = True
     limit_seconds = None
@@ -103,7 +101,7 @@ class MemoryKeyValues:
         # The method of the dictionary itself, since it is called more often than anything else here.
         self.get = self._values.get
         self.is_closed = False
-        forks.register(self)
+        self._fork_guard = forks.hold(self._lock, 2)
 
     def read(self, deadline: float) -> Self:  # noqa: ARG002  # nobody has the lock for long
         return self
@@ -123,9 +121,7 @@ class MemoryKeyValues:
             raise StoreClosed("this memory store is closed")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         pause = self._pauses.pop()
         if kind is not None:
             self._take_back()
@@ -170,10 +166,3 @@ class MemoryKeyValues:
 
     def close(self) -> None:
         self.is_closed = True
-
-    def before_fork(self) -> None:
-        """Before a fork: nobody may be inside."""
-        self._lock.acquire()
-
-    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
-        self._lock.release()

@@ -3,12 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from everstep.stores.protocol import Stored
+from everstep.stores.protocol import Key, Newest, Query, Stored
 
 L = TypeVar("L")
 _GROWTH = 4
+
+
+class NewestLine(NamedTuple):
+    """A line of a thread that may be among those whose newest checkpoints are asked for."""
+
+    thread_id: str
+    namespace: str
+    head: Key | None
+    last: int
+    """The highest seq; 0: it has no checkpoints."""
+    total: int = 0
+    """How many checkpoints it has, where the store keeps count."""
+    is_hiding: bool = False
+    """Whether something of it, or of its thread, is hidden."""
+    ref: int = 0
+    """The store's own number of it."""
+
+
+def newest(
+    thread_id: str,
+    limit: int,
+    without: str | None,
+    born: Mapping[str, Sequence[str]],
+    lines: Sequence[NewestLine],
+    rows: Callable[[Sequence[NewestLine], int, int], Sequence[Stored]],
+    count: Callable[[Sequence[NewestLine]], int],
+) -> Newest | None:
+    """Return the newest checkpoints of a thread and of its branches: see `Store.newest`.
+
+    `born` are the branches of each thread, and `lines` the lines of all threads that may be asked for. `rows` gives
+    their checkpoints as `newest_of` takes them, and `count` says how many of some lines are not hidden.
+    """
+    alive = {line.thread_id for line in lines if line.head is not None}
+    names = frozenset(descent(thread_id, born, alive.__contains__))
+    if not names:
+        return None
+    asked: list[NewestLine] = []
+    for line in lines:
+        if line.last and line.thread_id in names and line.namespace != without:
+            asked.append(line)
+    heads = frozenset(line.head for line in asked if line.head is not None)
+    return Newest(newest_of([(line.last, line) for line in asked], limit, rows), heads, count(asked))
+
+
+def visible(count: Callable[[Query], int], lines: Sequence[NewestLine]) -> int:
+    """Return how many checkpoints of some lines are not hidden; `count` is asked only where something is."""
+    total = 0
+    for line in lines:
+        if line.is_hiding:
+            total += count(Query(thread_id=line.thread_id, namespace=line.namespace))
+        else:
+            total += line.total
+    return total
 
 
 def newest_of(
@@ -17,7 +70,7 @@ def newest_of(
     """Return the newest visible checkpoints of lines, each given with its highest seq; newest first.
 
     `rows` gives, of each of some lines, up to so many of the newest after a seq. It is first asked for the lines whose
-    highest seq is among the highest. If some of what stands there is hidden, more lines are looked at.
+    highest seq is among the highest. If some of their checkpoints are hidden, more lines are looked at.
     """
     if not limit:
         return []

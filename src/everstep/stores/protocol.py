@@ -6,14 +6,14 @@ or nothing; the others read, attach writes, or remove.
 
 Rules that hold for every store:
 
-* A checkpoint is named by its Key: thread, namespace, id. The same id may stand in several threads.
+* A checkpoint is named by its Key: thread, namespace, id. Several threads may have a checkpoint of the same id.
 * `seq` is the store's own order: later commits in a family get greater numbers, never used twice. Lists go by it.
 * A thread belongs to a family for life; a branch belongs to its origin's. Objects are shared inside a family only.
 * A segment is a stretch of a namespace in which every checkpoint follows the one before: inside it, order of arrival is
   ancestry. It is named by the seq of its first checkpoint. A checkpoint that follows anything else (an explicit older
-  parent, a head that was moved, a merge, a branch's origin) starts a new run, and the store keeps what that run
-  follows as long as the family lives, also when those checkpoints or threads are deleted. So ancestry stays exact and
-  needs no walk through history.
+  parent, a head that was moved, a merge, a branch's origin) starts a new segment, and the store keeps what that one
+  follows as long as the family lives, also when those checkpoints or threads are deleted. So ancestry stays exact
+  and needs no walk through history.
 * Once a call returns, what it did survives a crash. If it raises one of our errors, it did nothing, except
   CommitUnknown, which says so.
 * What a thread has lost (its head points to a checkpoint that is missing, its head is older than the newest checkpoint
@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from everstep.errors import CheckpointCorrupted
 from everstep.values.walk import Root
@@ -45,7 +45,6 @@ __all__ = [
     "Change",
     "Deleted",
     "Draft",
-    "Erasing",
     "Hidden",
     "Hit",
     "Key",
@@ -62,8 +61,6 @@ __all__ = [
     "Query",
     "RawLine",
     "RawThread",
-    "ReadsPages",
-    "ReadsTogether",
     "Record",
     "Root",
     "Search",
@@ -156,12 +153,12 @@ class Stored(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where it stands in the ancestry."""
+        """Its place in the ancestry."""
         return Place(self.record.key, self.segment, self.seq)
 
 
 class Place(NamedTuple):
-    """Where a checkpoint stands, or stood: its segment, and its seq in it."""
+    """Where a checkpoint is, or was, in the ancestry: its segment, and its seq in it."""
 
     key: Key
     segment: int
@@ -255,7 +252,7 @@ class Change(NamedTuple):
 
     Not if the new checkpoint starts a segment: somebody has changed what is visible since this was planned."""
     fresh: bool = False
-    """The ids of the new checkpoints, and with `origin` that of the thread, were made for this change by chance.
+    """The ids of the new checkpoints, and with `origin` the id of the thread, were made for this change by chance.
 
     They replace nothing: where one is in use already, with other content, IdTaken is raised and nothing is done."""
     origin: Key | None = None
@@ -282,7 +279,7 @@ class Change(NamedTuple):
 
 
 ASIDE: Final = 1 << 32
-"""Pending writes that are hidden stand at an idx beyond this, so that their places are free."""
+"""Pending writes that are hidden have an idx beyond this, so that their places are free."""
 
 
 class Write(NamedTuple):
@@ -325,7 +322,7 @@ class Thread(NamedTuple):
     segments: Mapping[int, Sequence[Place]]
     """What each segment of the thread follows, in the order of parents. Only the first of a namespace may be absent."""
     ancestry: Mapping[int, Sequence[Place]]
-    """If asked for: what every segment of the family follows, those of deleted threads included."""
+    """If asked for: what every segment of the family follows, also the segments of deleted threads."""
     branches: Sequence[str]
     """If asked for: the threads that began as branches of this one, in the order they did."""
     shared_states: Mapping[str, Sequence[SharedState]]
@@ -338,9 +335,7 @@ class Thread(NamedTuple):
     def head_id(self, namespace: str) -> str | None:
         """Return the id of the head, if there is one."""
         head = self.heads.get(namespace)
-        if head is None:
-            return None
-        return head[0]
+        return head[0] if head is not None else None
 
 
 class Outline(NamedTuple):
@@ -394,7 +389,7 @@ class Query:
 
 
 class Position(NamedTuple):
-    """Where a thread stands in the order of activity."""
+    """The place of a thread in the order of activity."""
 
     active: int
     """Microseconds since 1970, by the clock of the store: when a head of it moved last."""
@@ -512,45 +507,10 @@ class Part(NamedTuple):
     packed: Mapping[Key, tuple[bytes, bytes]] = MappingProxyType({})
     """What `records.pack_record` gives for checkpoints, of those where the sender has it at hand."""
     segments: Mapping[int, Sequence[Place]] = MappingProxyType({})
-    """What segments of the family follow. To which namespace each belongs is said by `threads`, or it is of none."""
+    """What segments of the family follow. `threads` says which namespace each belongs to; others belong to none."""
     gone: Sequence[Key] = ()
     """Checkpoints that go, whatever they are. Their threads are among `threads`, which set heads and writes."""
     threads: Sequence[RawThread] = ()
-
-
-@runtime_checkable
-class ReadsPages(Protocol):
-    """A store that gives a page of checkpoints whole as easily as it lists them."""
-
-    def read_page(self, query: Query) -> Coroutine[Any, Any, list[Loaded]]:
-        """Return what `list_checkpoints` lists, with roots and pending writes, all as of one moment."""
-        ...
-
-
-@runtime_checkable
-class ReadsTogether(Protocol):
-    """A store on a server, which is asked about many threads in few round trips. For readers of whole stores."""
-
-    def present(self, thread_ids: Sequence[str]) -> Coroutine[Any, Any, set[str]]:
-        """Return which of these threads are there: those of which `Store.thread` gives anything, or damage."""
-        ...
-
-    def heads(self, lines: Sequence[tuple[str, str]]) -> Coroutine[Any, Any, dict[tuple[str, str], str]]:
-        """Return the ids of the heads of these lines, those that `Store.read` would give; no head is left out."""
-        ...
-
-    def fetch_many(self, wanted: Mapping[str, Collection[bytes]]) -> Coroutine[Any, Any, list[Object]]:
-        """Return these objects, by family, and everything below them. What is missing is left out."""
-        ...
-
-
-@runtime_checkable
-class Erasing(Protocol):
-    """A store whose files hold deleted bytes for a while, and can be rid of them at once."""
-
-    async def erase_deleted(self) -> None:
-        """Leave nothing of what was deleted in the files of the store."""
-        ...
 
 
 class Store(Protocol):
@@ -559,12 +519,10 @@ class Store(Protocol):
     @property
     def blocking(self) -> Store:
         """The same store, with methods that never suspend."""
-        ...
 
     @property
     def limit_seconds(self) -> float | None:
         """How long a public call on this store may take as a whole; None: it never waits. See `deadlines`."""
-        ...
 
     async def in_turn(self, thread_id: str, work: Callable[[Store], Coroutine[Any, Any, T]], seconds: float = 0.0) -> T:
         """Return what `work` does on the store it is given, while no other writer changes the thread's family.
@@ -574,11 +532,9 @@ class Store(Protocol):
         A store that cannot keep others away for ever (the holder may have died) may let one in: what is committed
         names the head that it saw, as always, so that this is noticed.
         """
-        ...
 
     async def clock(self) -> float:
         """Return the time in seconds since 1970, by the clock that all users of the store share if there is one."""
-        ...
 
     async def commit(self, change: Change) -> Stored | None:
         """Apply `change` and return the checkpoint it made, if any.
@@ -588,7 +544,6 @@ class Store(Protocol):
         id is `fresh`. Its `bases` must be stored exactly as named, else BaseGone. A head moved to, or a pin on, a
         checkpoint that is not stored is CheckpointNotFound.
         """
-        ...
 
     async def put_writes(
         self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None = None
@@ -597,7 +552,6 @@ class Store(Protocol):
 
         One (task_id, idx) holds one write: with idx >= 0 the first stays, with idx < 0 the last wins.
         """
-        ...
 
     async def read(
         self,
@@ -612,27 +566,21 @@ class Store(Protocol):
 
         Writes come in the order (task_path, task_id, idx), hidden ones left out.
         """
-        ...
 
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
         """Return these checkpoints, hidden or not, in the order asked for; what is missing is left out. No objects."""
-        ...
 
     async def find(self, checkpoint_id: str) -> list[Key]:
         """Return every checkpoint of that id, in any thread."""
-        ...
 
     async def fetch(self, family: str, hashes: Collection[bytes], *, below: bool = True) -> list[Object]:
         """Return these objects and, unless told not to, everything below them. What is missing is left out."""
-        ...
 
     async def list_checkpoints(self, query: Query) -> list[Stored]:
         """Return checkpoints in the order asked for. No objects are read."""
-        ...
 
     async def count(self, query: Query) -> int:
         """Return how many checkpoints `list_checkpoints` would give."""
-        ...
 
     async def list_threads(self, limit: int, offset: int, *, headless: bool = False) -> list[Stored]:
         """Return the head of each thread's root namespace (or of its first), most recently active first.
@@ -641,7 +589,6 @@ class Store(Protocol):
         place in the order as far as it is known: who asks for a page with it gets CheckpointCorrupted with its name,
         and the other pages stay as they are.
         """
-        ...
 
     async def search(self, search: Search) -> list[Hit]:
         """Return threads, most recently active first, and among those of one moment the greatest name first.
@@ -650,48 +597,41 @@ class Store(Protocol):
         them, with the damage instead of a checkpoint. It costs about what there is to find, not what the store holds:
         see `facts` for what is looked up in an index.
         """
-        ...
 
     async def thread(
         self, thread_id: str, *, branches: bool = False, ancestry: bool = False, brief: bool = False
     ) -> Thread | None:
         """Return what is known about a thread; if `brief` without `hidden`, `segments` and `protected`, which grow."""
-        ...
 
     async def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
         """Return the segments of a namespace that began after a seq, in order, but for those hidden as a whole.
 
         A stretch that covers the beginning of a segment covers all of it: a segment that was left behind grows no more.
         """
-        ...
 
     async def segments(
         self, family: str, segments: Collection[int], *, older: int = 0
     ) -> Mapping[int, Sequence[Place]]:
-        """Return what these segments of a family follow, those of deleted threads included.
+        """Return what these segments of a family follow, also if they are segments of deleted threads.
 
         A segment that the store keeps nothing about is left out: it follows nothing. With `older` there may be others
         as well, about so many that began just before: whoever goes back is likely to ask for them next.
         """
-        ...
 
     async def newest(
         self, thread_id: str, limit: int, *, branches: bool = False, without: str | None = None
     ) -> Newest | None:
         """Return the newest visible checkpoints of a thread in all namespaces but `without`; None: it has no head.
 
-        With `branches` also those of threads that began as its branches, of theirs, and so on; threads without a head
+        With `branches` also the checkpoints of its branches, of their branches, and so on; threads without a head
         are left out, with what came from them.
         """
-        ...
 
     async def outlines(self, position: int = 0) -> tuple[list[Outline], int | None]:
         """Return some of the threads that have checkpoints, and from which position to go on; None: these are all."""
-        ...
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         """Return the newest entries of the thread's log, newest first."""
-        ...
 
     async def delete(
         self,
@@ -702,9 +642,9 @@ class Store(Protocol):
         spare: bool = False,
         operations: Collection[int] = (),
     ) -> Deleted:
-        """Delete the named checkpoints, or those of a smaller step, or (with neither) the whole thread.
+        """Delete the named checkpoints, or all that have a smaller step, or (with neither) the whole thread.
 
-        `transaction.delete` is what this means:
+        `deletion.delete` is what this means:
 
         * With `spare` (retention) protected checkpoints stay: heads, pinned ones, and those where a living branch
           began. Without it nothing is protected.
@@ -724,7 +664,6 @@ class Store(Protocol):
 
         What a commit prunes follows the first two rules; the rest is left to the next deletion.
         """
-        ...
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
         """Remove the family's objects that no checkpoint, write or common state reaches, and give the space back.
@@ -732,11 +671,9 @@ class Store(Protocol):
         With `effort` look at about so many objects and go on from there in the next call. With `pretend` remove
         nothing: tell what would go if these checkpoints were deleted.
         """
-        ...
 
     async def raw(self, thread_id: str, *, family_threads: bool = False) -> RawThread | None:
         """Return a thread as another store can take it over, its checkpoints left aside."""
-        ...
 
     async def adopt(self, part: Part) -> int:
         """Take over a part of a family from another store: all of it, or nothing. For `copying` and `staging` alone.
@@ -756,7 +693,6 @@ class Store(Protocol):
           namespaces. The states in common with each thread of the family that is named are replaced; others stay. A
           head that is neither stored nor in this part is CheckpointNotFound.
         """
-        ...
 
     async def adopt_new(self, parts: Sequence[Part]) -> None:
         """Take over whole threads that are not here yet, each as a new family; HeadMoved if one is here. For `staging`.
@@ -766,8 +702,6 @@ class Store(Protocol):
         All threads come in one transaction, or in few: where threads are kept apart from one another each comes whole,
         but some may have come when others are refused.
         """
-        ...
 
     async def close(self) -> None:
         """Let go of everything. Calls after it raise StoreClosed; closing twice is fine."""
-        ...

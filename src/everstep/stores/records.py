@@ -23,7 +23,7 @@ _OUR_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 # Packed lists begin with this or more; what is compressed, with less.
 _INFO_PLAIN = b"\x90"
-# Of a record's info; those of large values have one more.
+# The fields of a record's info. A record of large values has one field more.
 _FIELDS = 9
 _HEADER, _HEADER_MORE = codec.array_header(_FIELDS), codec.array_header(_FIELDS + 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -225,15 +225,20 @@ def pack_sealed(value: Any, *bound: bytes) -> bytes:
 
 
 def _pack_own_sealed(fields: list[Any], *bound: bytes) -> bytes:
-    """Return what `pack_sealed` does of texts, numbers and bytes that this library made.
+    """Return what `pack_sealed` does of texts, numbers and bytes that this library made."""
+    packed = _pack_own(fields)
+    return digest(packed, *bound) + packed
+
+
+def _pack_own(fields: list[Any]) -> bytes:
+    """Return texts, numbers and bytes that this library made, packed.
 
     So nothing is among them that has to be looked for, since the packer would write it as something else.
     """
     items = codec.DEFAULT.pack_items_quickly(fields)
     if items is None:
-        return pack_sealed(fields, *bound)
-    packed = codec.array_header(len(fields)) + items
-    return digest(packed, *bound) + packed
+        return codec.pack(fields, "metadata")
+    return codec.array_header(len(fields)) + items
 
 
 def unpack_sealed(data: bytes, what: str, *bound: bytes) -> Any:
@@ -280,7 +285,7 @@ def _write_bound(checkpoint_id: str, task_id: str, idx: int, children: bytes) ->
     return checkpoint_id.encode(), task_id.encode(), b"%d" % place, children
 
 
-def pack_common(common: SharedState, one: str, other: str) -> bytes:
+def pack_shared_state(common: SharedState, one: str, other: str) -> bytes:
     """Return a common state as bytes, bound to the two threads that have it."""
     root = common.root
     fields = [_packed_place(common.place), root.body, list(root.sizes)]
@@ -288,8 +293,8 @@ def pack_common(common: SharedState, one: str, other: str) -> bytes:
 
 
 @functools.lru_cache(1024)
-def unpack_common(data: bytes, children: bytes, one: str, other: str) -> SharedState:
-    """Return what `pack_common` kept."""
+def unpack_shared_state(data: bytes, children: bytes, one: str, other: str) -> SharedState:
+    """Return what `pack_shared_state` kept."""
     what = f"what threads {one!r} and {other!r} have in common"
     place, body, sizes = unpack_sealed(data, what, one.encode(), other.encode(), children)
     return SharedState(_place(place), Root(children, body, tuple(sizes)))
@@ -297,10 +302,17 @@ def unpack_common(data: bytes, children: bytes, one: str, other: str) -> SharedS
 
 def pack_segment(segment: int, follows: Sequence[Place]) -> bytes:
     """Return what a segment follows as bytes, bound to the segment."""
-    return _pack_own_sealed([_packed_place(place) for place in follows], b"%d" % segment)
+    packed = pack_follows(follows)
+    return digest(packed, b"%d" % segment) + packed
 
 
-@functools.lru_cache(16_384)  # a thread that is rewound again and again has many, and reads them each time
+def pack_follows(follows: Sequence[Place]) -> bytes:
+    """Return the same without its checksum, for a server that gives the segment its number."""
+    return _pack_own([_packed_place(place) for place in follows])
+
+
+# A thread that is rewound again and again has many, and reads them each time.
+@functools.lru_cache(16_384)
 def unpack_segment(segment: int, data: bytes) -> tuple[Place, ...]:
     """Return what `pack_segment` kept."""
     return tuple(_place(place) for place in unpack_sealed(data, f"segment {segment}", b"%d" % segment))
@@ -317,7 +329,13 @@ def _place(packed: list[Any]) -> Place:
 
 def pack_operation(operation: Operation, seq: int) -> bytes:
     """Return an operation as bytes, bound to its place in the log."""
-    return pack_sealed([operation.kind, dict(operation.data)], b"%d" % seq)
+    packed = pack_operation_data(operation)
+    return digest(packed, b"%d" % seq) + packed
+
+
+def pack_operation_data(operation: Operation) -> bytes:
+    """Return the same without its checksum, for a server that gives the operation its number."""
+    return codec.pack([operation.kind, dict(operation.data)], "metadata")
 
 
 def unpack_operation(data: bytes, seq: int, undone: bool) -> Operation:
@@ -334,7 +352,8 @@ def pack_id(text: str) -> str | bytes:
     return text
 
 
-@functools.lru_cache(512)  # in a list most stand in several rows: as ids, as parents, and with each write
+# Most of them are in several rows of a list: as ids, as parents, and with each write.
+@functools.lru_cache(512)
 def unpack_id(packed: str | bytes) -> str:
     """Return what `pack_id` was given."""
     if isinstance(packed, str):

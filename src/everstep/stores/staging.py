@@ -13,7 +13,7 @@ from everstep.errors import HeadMoved
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.keyvalue.changing import ChangeRows
 from everstep.stores.keyvalue.keys import number
-from everstep.stores.keyvalue.rows import LAST_SEQ, OBJECTS, Seen, read_object
+from everstep.stores.keyvalue.rows import LAST_SEQ, OBJECTS, WorkedOut, read_object
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import (
     BaseRef,
@@ -75,7 +75,7 @@ class _StagedRows(ChangeRows):
         return _Gathered(objects, checkpoints, self._ancestry(thread.family))
 
 
-class _SeenAll(Seen):
+class _WorkedOutAll(WorkedOut):
     """Every record that was made is sent in the end: none is unpacked for that."""
 
     _RECORDS_MAX = _RECORD_BYTES_MAX = 1 << 62
@@ -91,7 +91,7 @@ class StagingStore(MemoryStore):
         super().__init__()
         self._target = target
         self._base = base
-        self._seen = _SeenAll()
+        self._seen = _WorkedOutAll()
         self._brought: set[Key] = set()
         self._is_new = False
         self.size_bytes = 0

@@ -28,21 +28,17 @@ class Rows(Protocol):
 
     def sweep_begin(self, family: str, ticket: int) -> None:
         """Note that a sweep begins: what goes from now on, or before another one begins, is not for it to see."""
-        ...
 
     def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None: ...
     def links(self, family: str, wanted: Sequence[bytes]) -> list[tuple[bytes, bytes, int]]: ...
     def objects_after(self, family: str, last: bytes, limit: int) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
         """Return (hash, age, size) of about `limit` objects, and from where to go on; None: these are the last."""
-        ...
 
     def remove_objects(self, family: str, doomed: Sequence[tuple[bytes, int]], expected_sweeps: int) -> int | None:
         """Delete objects by (hash, age) and return the new count of sweeps; None if another sweep came first."""
-        ...
 
-    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, ticket: int) -> None:
+    def sweep_end(self, family: str, live_bytes: int, unreferenced_bytes: int, ticket: int) -> None:
         """Note what was found in use; and that the family is swept, if nothing went and no other sweep began since."""
-        ...
 
 
 class Driver(Protocol):
@@ -116,7 +112,8 @@ class Sweep:
     async def _remove(self, driver: Driver, size: int) -> bool:
         found, last = await driver.read(lambda rows: rows.objects_after(self._family, self._last, size))
         # What is younger than the sweep was sent since it began, and may be needed by what it has not seen.
-        doomed = [row for row in found if row[0] not in self._met and row[1] <= self._youngest]
+        old = [row for row in found if row[1] <= self._youngest]
+        doomed = [row for row in old if row[0] not in self._met]
         if doomed and self._pretend is None:
             sweeps = await driver.write(self._removal([row[:2] for row in doomed]), "")
             if sweeps is None:

@@ -1,15 +1,15 @@
-"""What a commit and a deletion mean, once, for the stores that run them inside the process.
+"""What a commit means, once, for the stores that run it inside the process.
 
 `apply` reads and changes rows through the small Transaction interface; memory and SQLite supply it. The order of the
 checks is the contract: a repeated put is recognised first, and nothing is changed before every check has passed.
-Servers do the usual changes in one statement or script, and come here for the others. `delete` works on the Removal
-interface, which memory, SQLite and PostgreSQL supply; the script of the Redis store does the same on the server.
+Servers do the usual changes in one statement or script, and come here for the others. What a deletion means is in
+`deletion`, and what it means to take over a history from another store in `adoption`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -19,15 +19,12 @@ from everstep.stores.protocol import (
     ASIDE,
     BaseRef,
     Change,
-    Deleted,
     Draft,
     Hidden,
     Key,
     Object,
     Operation,
-    Part,
     Place,
-    RawLine,
     RawThread,
     Record,
     SharedState,
@@ -69,275 +66,59 @@ class Transaction(Protocol):
     def family(self, thread_id: str) -> str | None: ...
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
         """Make the thread (in that family, or a new one) and the namespace, where they are missing."""
-        ...
 
     def checkpoint(self, key: Key) -> Stored | None: ...
     def is_taken_back(self, line: Line) -> bool:
         """Whether the thread is a branch all of which an undo has hidden, and redo could show again."""
-        ...
 
     def insert(self, line: Line, packed: Packed, segment: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         """Keep a new checkpoint, in that segment or (None) in one of its own; `is_head`: `set_head` will follow."""
-        ...
 
-    def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None: ...
+    def add_segment(self, line: Line, segment: int, follows: Sequence[Place]) -> None: ...
     def replace(self, line: Line, old: Stored, packed: Packed, /) -> Stored: ...
     def add_objects(self, family: str, objects: Sequence[Object]) -> None:
         """Keep objects. One that is there already becomes as young as a new one: no sweep under way takes it."""
-        ...
 
     def set_head(self, line: Line, stored: Stored | None, *, head_was_moved: bool = False) -> None:
         """Move the head, add one to the generation, and note the thread as active."""
-        ...
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
-        """Delete what is not protected of these checkpoints, with their writes: see `prune`."""
-        ...
+        """Delete what is not protected of these checkpoints, with their writes: see `deletion.prune`."""
 
     def set_origin(self, thread_id: str, origin: Stored) -> None: ...
-    def set_common(self, thread_id: str, other: str, common: SharedState) -> None: ...
+    def set_shared_state(self, thread_id: str, other: str, common: SharedState) -> None: ...
     def set_pinned(self, stored: Stored, pinned: bool) -> None: ...
     def add_operation(self, thread_id: str, operation: Operation) -> int: ...
     def is_undone(self, thread_id: str, seq: int) -> bool | None:
         """Whether an operation is marked as undone; None: it is not in the log."""
-        ...
 
     def set_operation(self, thread_id: str, operation: Operation) -> None: ...
     def hide(self, line: Line, hidden: Hidden) -> None: ...
     def show(self, thread_id: str, operation: int) -> list[Hidden]:
         """Lift the stretches that an operation hides, and return them."""
-        ...
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None: ...
     def writes(self, line: Line, checkpoint_id: str) -> Sequence[Write]:
         """Return all writes of a checkpoint, hidden ones included."""
-        ...
 
     def move_write(self, line: Line, checkpoint_id: str, write: Write, idx: int) -> None:
-        """Give a write another idx; what stands there is replaced."""
-        ...
+        """Give a write another idx; another write that has it is replaced."""
 
-    # -- what comes from another store: see `adopt`
+    # -- what comes from another store: see `adoption`
 
     def join(self, thread_id: str, family: str | None) -> str:
         """Make the thread (in that family, or a new one) if it is missing, and return its family."""
-        ...
 
     def reserve(self, family: str, count: int) -> int: ...
     def set_note(self, thread_id: str, note: bytes) -> None: ...
     def remove(self, keys: Sequence[Key]) -> None:
         """Delete checkpoints, and nothing else; a head that is deleted is for `restore` to move."""
-        ...
 
     def keep(self, family: str, checkpoints: Sequence[tuple[Stored, Packed]]) -> None:
         """Put or replace checkpoints under their own numbers, with the pins they have here."""
-        ...
 
-    def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None: ...
+    def keep_segments(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None: ...
     def restore(self, raw: RawThread) -> None: ...
-
-
-class Candidate(NamedTuple):
-    """A stored checkpoint that was named to be deleted."""
-
-    checkpoint_id: str
-    seq: int
-    added_bytes: int
-    is_protected: bool
-    """It is the head, is pinned, or a living branch began there."""
-
-
-class Removal(Protocol):
-    """Rows of one store, inside one transaction, as `delete` works on them. Nothing is unpacked on the way."""
-
-    def family(self, thread_id: str) -> str | None: ...
-    def lines(self, thread_id: str) -> Sequence[Line]:
-        """Return all namespaces of a thread, their heads left aside: one that is damaged can be deleted too."""
-        ...
-
-    def candidates(
-        self,
-        line: Line,
-        *,
-        ids: Collection[str] | None = None,
-        seqs: Collection[int] | None = None,
-        before_step: int | None = None,
-    ) -> Sequence[Candidate]:
-        """Return what is stored of these checkpoints, or of those below a step, or (with none of them) all."""
-        ...
-
-    def discard(self, line: Line, gone: Sequence[Candidate]) -> None:
-        """Delete checkpoints, and nothing else, and note their bytes as garbage."""
-        ...
-
-    def discard_all(self, line: Line) -> int:
-        """Delete all checkpoints of a namespace with all its writes, and return how many checkpoints there were."""
-        ...
-
-    def written(self, line: Line) -> Collection[str]:
-        """Return the ids that have pending writes, whether a checkpoint of that id is stored or not."""
-        ...
-
-    def discard_writes(self, line: Line, ids: Collection[str]) -> None:
-        """Delete all pending writes of these ids, hidden ones included."""
-        ...
-
-    def fall_back(self, line: Line) -> None:
-        """If the head is gone, move it to the newest checkpoint left that is not hidden, or to none.
-
-        The move counts a generation and turns the line, but it does not make the thread active.
-        """
-        ...
-
-    def drop_idle_stretches(self, line: Line) -> None:
-        """Drop the hidden stretches of a namespace that have nothing left to hide."""
-        ...
-
-    def is_empty(self, line: Line) -> bool:
-        """Whether a namespace has neither checkpoints nor pending writes."""
-        ...
-
-    def drop_line(self, line: Line) -> None:
-        """Drop an empty namespace. What its segments followed stays with the family."""
-        ...
-
-    def drop_operations(self, thread_id: str, seqs: Collection[int]) -> None: ...
-    def drop_thread(self, thread_id: str) -> None:
-        """Drop a thread without namespaces: its log, its states in common, and its count at its origin."""
-        ...
-
-    def drop_family(self, family: str) -> bool:
-        """Drop a family that has no threads, with all its objects, and return whether that was so."""
-        ...
-
-
-def delete(
-    tx: Removal,
-    thread_id: str,
-    keys: Collection[Key] | None = None,
-    before_step: int | None = None,
-    spare: bool = False,
-    operations: Collection[int] = (),
-) -> Deleted:
-    """Delete checkpoints of a thread, or all of it. See `Store.delete`."""
-    family = tx.family(thread_id)
-    if family is None:
-        return Deleted(0, frozenset())
-    # First, while the thread is still there: its log goes with it.
-    tx.drop_operations(thread_id, operations)
-    count = 0
-    for line in tx.lines(thread_id):
-        count += _delete_from(tx, line, _named(line, keys), before_step, spare)
-        _settle(tx, line)
-    # Asked again, since those that became empty are gone by now.
-    if not tx.lines(thread_id):
-        tx.drop_thread(thread_id)
-    if tx.drop_family(family) or not count:
-        return Deleted(count, frozenset())
-    return Deleted(count, frozenset({family}))
-
-
-def doomed_keys(
-    tx: Removal, thread_id: str, keys: Collection[Key] | None, before_step: int | None, spare: bool
-) -> list[Key]:
-    """Return what `delete` would delete, the oldest first, then the writes whose checkpoint is not stored."""
-    ages: dict[Key, int] = {}
-    early: list[Key] = []
-    for line in tx.lines(thread_id):
-        found = _candidates(tx, line, _named(line, keys), before_step)
-        for each in _unspared(found, spare):
-            ages[Key(thread_id, line.namespace, each.checkpoint_id)] = each.seq
-        if keys is None and before_step is None:
-            stored = {each.checkpoint_id for each in found}
-            early += [Key(thread_id, line.namespace, name) for name in tx.written(line) if name not in stored]
-    return sorted(ages, key=ages.__getitem__) + early
-
-
-def delete_some(tx: Removal, thread_id: str, keys: Collection[Key], spare: bool) -> int:
-    """Delete checkpoints, and leave the thread and its namespaces even if they are empty then: `delete` drops them."""
-    count = 0
-    for line in tx.lines(thread_id):
-        count += _delete_from(tx, line, _named(line, keys), None, spare)
-        tx.fall_back(line)
-        tx.drop_idle_stretches(line)
-    return count
-
-
-def _named(line: Line, keys: Collection[Key] | None) -> set[str] | None:
-    """Return the names of the checkpoints of a namespace among the keys; None: all."""
-    if keys is None:
-        return None
-    return {key.checkpoint_id for key in keys if key[:2] == (line.thread_id, line.namespace)}
-
-
-def _delete_from(tx: Removal, line: Line, named: Collection[str] | None, before_step: int | None, spare: bool) -> int:
-    """Delete from one namespace and return how many checkpoints went."""
-    if named is not None and not named:
-        return 0
-    # The whole namespace, and nothing to look at: a store may have a quicker way.
-    if named is None and before_step is None and not spare:
-        return tx.discard_all(line)
-    found = _candidates(tx, line, named, before_step)
-    gone = _unspared(found, spare)
-    if gone:
-        tx.discard(line, gone)
-    gone_names = [each.checkpoint_id for each in gone]
-    stay = {each.checkpoint_id for each in found}.difference(gone_names)
-    # Writes go with their checkpoint. Early ones, whose checkpoint is not stored, have no step.
-    doomed: Collection[str]
-    if named is not None:
-        doomed = named
-    elif before_step is not None:
-        doomed = gone_names
-    else:
-        doomed = tx.written(line)
-    tx.discard_writes(line, [name for name in doomed if name not in stay])
-    return len(gone)
-
-
-def _candidates(tx: Removal, line: Line, named: Collection[str] | None, before_step: int | None) -> Sequence[Candidate]:
-    """Return the checkpoints of a namespace that a deletion is about; what is named goes whatever its step is."""
-    if named is not None:
-        return tx.candidates(line, ids=named)
-    return tx.candidates(line, before_step=before_step)
-
-
-def _unspared(found: Sequence[Candidate], spare: bool) -> Sequence[Candidate]:
-    """Return what is to go of these: all, or with `spare` what is not protected."""
-    if not spare:
-        return found
-    return [each for each in found if not each.is_protected]
-
-
-def discard_each(tx: Removal, line: Line) -> int:
-    """What `Removal.discard_all` does, for a store that has no quicker way."""
-    found = tx.candidates(line)
-    if found:
-        tx.discard(line, found)
-    tx.discard_writes(line, tx.written(line))
-    return len(found)
-
-
-def _settle(tx: Removal, line: Line) -> None:
-    """After deletion: drop what nothing is left of, and let the head fall back if it is gone."""
-    # Before the head falls back, which looks at what is hidden.
-    tx.drop_idle_stretches(line)
-    if tx.is_empty(line):
-        tx.drop_line(line)
-    else:
-        tx.fall_back(line)
-
-
-def prune(tx: Removal, line: Line, seqs: Sequence[int]) -> None:
-    """Delete what is not protected of these checkpoints, with their writes.
-
-    It is part of a commit and must be quick: what hides nothing any more is dropped by the next `delete`. The head is
-    protected, so none falls back.
-    """
-    gone = [each for each in tx.candidates(line, seqs=seqs) if not each.is_protected]
-    if gone:
-        tx.discard(line, gone)
-        tx.discard_writes(line, [each.checkpoint_id for each in gone])
 
 
 def apply(tx: Transaction, change: Change) -> Stored | None:
@@ -412,9 +193,7 @@ def _check(tx: Transaction, change: Change, line: Line | None, new: _New | None,
         _check_head_beside(tx, draft.record)
     if change.fresh:
         _check_fresh(tx, change, existing)
-    origin: Stored | None = None
-    if change.origin is not None:
-        origin = _found(tx, change.origin)
+    origin = _found(tx, change.origin) if change.origin is not None else None
     family = _family(tx, change, line, origin)
     known = {stored.record.key: stored for stored in (head, origin) if stored is not None}
     if new is not None:
@@ -423,18 +202,14 @@ def _check(tx: Transaction, change: Change, line: Line | None, new: _New | None,
     for draft in change.other_namespaces:
         _check_bases(tx, draft, known, family)
         beside.append(_New(draft, _packed_beside(draft, change)))
-    operation: _Operation | None = None
-    if not is_plain(change):
-        operation = _Operation(tx, change, family, origin)
+    operation = _Operation(tx, change, family, origin) if not is_plain(change) else None
     if new is not None and line is not None and head is None:
         _check_not_taken_back(tx, change, line)
     return _Checked(family, known, beside, operation)
 
 
 def _head_of(line: Line | None) -> Stored | None:
-    if line is None:
-        return None
-    return line.head
+    return line.head if line is not None else None
 
 
 def _put_writes(tx: Transaction, change: Change) -> None:
@@ -474,7 +249,7 @@ def _check_fresh(tx: Transaction, change: Change, existing: Stored | None) -> No
 
 
 def not_of_family(thread_id: str) -> IdTaken:
-    """Return the error for a branch whose name is that of another thread."""
+    """Return the error for a branch whose name another thread has."""
     return IdTaken(f"thread {thread_id!r} exists and is not of the family it should branch from")
 
 
@@ -506,7 +281,7 @@ class _Operation:
         if self._origin is not None:
             tx.set_origin(change.thread_id, self._origin)
         for other, common in change.shared_states.items():
-            tx.set_common(change.thread_id, other, common)
+            tx.set_shared_state(change.thread_id, other, common)
         for move, target in self._targets:
             moved = tx.line(change.thread_id, move.namespace)
             # It was replaced just now.
@@ -522,7 +297,7 @@ class _Operation:
 
 def is_plain(change: Change) -> bool:
     """Whether a change only adds a checkpoint, as most do, and maybe lets some go."""
-    # The fields of operations stand last, so that one comparison is enough.
+    # The fields of operations come last, so that one comparison is enough.
     return change[_FIRST_OF_OPERATIONS:] == _NO_OPERATION
 
 
@@ -556,14 +331,14 @@ def _insert(
     stored = tx.insert(line, new.packed, segment, added_bytes(new.draft, new.packed), is_head=moves)
     # The first segment of a line follows nothing, which need not be noted.
     if segment is None and (follows or not is_new_line):
-        tx.add_run(line, stored.segment, follows)
+        tx.add_segment(line, stored.segment, follows)
     if moves:
         tx.set_head(line, stored)
     return stored
 
 
 def _places(tx: Transaction, parents: Sequence[Key], family: str, known: Mapping[Key, Stored]) -> list[Place]:
-    """Return where the parents of a checkpoint are, of those that are stored in its family."""
+    """Return where those parents of a checkpoint are that are stored in its family."""
     found: list[Place] = []
     for key in parents:
         parent = known.get(key) or tx.checkpoint(key)
@@ -598,87 +373,6 @@ def apply_writes(
         tx.put_write(line, key.checkpoint_id, write)
 
 
-def adopt(tx: Transaction, part: Part) -> int:
-    """Take over a part of a family. See `Store.adopt`."""
-    packed: list[tuple[Stored, Packed]] = []
-    coming: set[Key] = set()
-    names = {raw.thread_id for raw in part.threads}
-    for stored in part.checkpoints:
-        record = stored.record
-        packed.append((stored, Packed(record, *(part.packed.get(record.key) or pack_record(record)))))
-        coming.add(record.key)
-        names.add(record.key.thread_id)
-    family = tx.family(part.thread_id)
-    # Before anything is written: a name that belongs to somebody else must not be taken over by halves.
-    for name in names.union(key.thread_id for key in part.gone):
-        if tx.family(name) not in (None, family):
-            raise InvalidInput(f"thread {name!r} exists and is not of the family of {part.thread_id!r}")
-    for raw in part.threads:
-        _check_heads(tx, raw, coming, part.gone)
-
-    # From here on it is written.
-    family = tx.join(part.thread_id, family)
-    highest = 0
-    if part.reserve:
-        highest = tx.reserve(family, part.reserve)
-    if part.note is not None:
-        tx.set_note(part.thread_id, part.note)
-    # Before others come, which may have the same numbers or names.
-    tx.remove(part.gone)
-    for name in names:
-        tx.join(name, family)
-    tx.add_objects(family, part.objects)
-    tx.keep(family, packed)
-    tx.keep_runs(family, part.segments)
-    for raw in part.threads:
-        tx.restore(raw)
-    return highest
-
-
-def adopt_new(tx: Transaction, parts: Sequence[Part]) -> None:
-    """Take over threads that are not there. See `Store.adopt_new`."""
-    for part in parts:
-        check_new(part.thread_id, is_there=tx.family(part.thread_id) is not None)
-        family = tx.join(part.thread_id, None)
-        highest = tx.reserve(family, part.reserve)
-        adopt(tx, _shifted(part._replace(reserve=0), highest))
-
-
-def check_new(thread_id: str, *, is_there: bool) -> None:
-    """Refuse a thread that was to come as a new one and is there."""
-    if is_there:
-        raise HeadMoved(thread_id, "a thread that was not there", "made by another writer")
-
-
-def _shifted(part: Part, by: int) -> Part:
-    """Return a part of one whole thread with greater numbers."""
-    if not by:
-        return part
-    segments: dict[int, list[Place]] = {}
-    for segment, follows in part.segments.items():
-        segments[segment + by] = [place._replace(segment=place.segment + by, seq=place.seq + by) for place in follows]
-    return part._replace(
-        checkpoints=[stored._replace(seq=stored.seq + by, segment=stored.segment + by) for stored in part.checkpoints],
-        segments=segments,
-        threads=[_shifted_thread(raw, by) for raw in part.threads],
-    )
-
-
-def _shifted_thread(raw: RawThread, by: int) -> RawThread:
-    lines: dict[str, RawLine] = {}
-    for namespace, line in raw.lines.items():
-        lines[namespace] = line._replace(segments=frozenset([segment + by for segment in line.segments]))
-    return raw._replace(lines=lines, writes=[(key, write._replace(seq=write.seq + by)) for key, write in raw.writes])
-
-
-def _check_heads(tx: Transaction, raw: RawThread, coming: set[Key], gone: Sequence[Key]) -> None:
-    for namespace, line in raw.lines.items():
-        if line.head is not None:
-            key = Key(raw.thread_id, namespace, line.head)
-            if key not in coming and (key in gone or tx.checkpoint(key) is None):
-                raise CheckpointNotFound(line.head, raw.thread_id)
-
-
 _last_micros = 0
 
 
@@ -705,9 +399,7 @@ def _check_storable(change: Change) -> None:
 
 
 def _check_head(change: Change, head: Stored | None) -> None:
-    actual: str | None = None
-    if head is not None:
-        actual = head.record.key.checkpoint_id
+    actual = head.record.key.checkpoint_id if head is not None else None
     if change.expect is not ANY and change.expect != actual:
         raise HeadMoved(change.thread_id, change.expect, actual)
 
@@ -718,9 +410,7 @@ def _check_head_beside(tx: Transaction, record: Record) -> None:
     line = tx.line(thread_id, namespace)
     if line is None or not record.parents:
         return
-    actual: str | None = None
-    if line.head is not None:
-        actual = line.head.record.key.checkpoint_id
+    actual = line.head.record.key.checkpoint_id if line.head is not None else None
     expected: str | None = None
     for parent in record.parents:
         if parent[:2] == record.key[:2]:
@@ -742,9 +432,7 @@ def _family(tx: Transaction, change: Change, line: Line | None, origin: Stored |
 
 def _family_of(tx: Transaction, thread_id: str, line: Line | None) -> str | None:
     """Return the family of a thread: without asking for it if one of its lines is at hand."""
-    if line is not None:
-        return line.family
-    return tx.family(thread_id)
+    return line.family if line is not None else tx.family(thread_id)
 
 
 def _check_related(tx: Transaction, change: Change, family: str | None) -> None:
@@ -789,16 +477,12 @@ def is_newer(record: Record, head: Stored | None) -> bool:
 
 
 def _log_thread(change: Change) -> str:
-    if change.log_thread is None:
-        return change.thread_id
-    return change.log_thread
+    return change.log_thread if change.log_thread is not None else change.thread_id
 
 
 def _apply_log(tx: Transaction, change: Change) -> None:
     log_thread = _log_thread(change)
-    logged = 0
-    if change.log is not None:
-        logged = tx.add_operation(log_thread, change.log)
+    logged = tx.add_operation(log_thread, change.log) if change.log is not None else 0
     for operation in change.amend:
         tx.set_operation(log_thread, operation)
     shown: list[Hidden] = []

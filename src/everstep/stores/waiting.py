@@ -41,9 +41,7 @@ class Waiting:
         if self._since is None:
             self._since = now
         is_late = now - self._since >= self._rhythm.late_after
-        bounds = self._rhythm.early
-        if is_late:
-            bounds = self._rhythm.late
+        bounds = self._rhythm.late if is_late else self._rhythm.early
         seconds = random.uniform(*bounds)  # noqa: S311  # no secret
         time.sleep(min(seconds, longest, self._deadline - now))
         return time.monotonic() < self._deadline

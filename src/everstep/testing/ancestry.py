@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from everstep.errors import (
-    CheckpointNotFound,
-    InvalidInput,
-)
+from everstep.errors import CheckpointNotFound, InvalidInput
 from everstep.history.checkpoint_tree import is_hidden
 from everstep.stores.protocol import (
     SHARED_STATES_MAX,
@@ -127,7 +124,7 @@ class AncestryContract:
         assert thread.segments == {}
         assert [s.segment for s in await store.list_checkpoints(Query(thread_id="t"))] == [first] * 3
 
-    async def test_an_older_parent_starts_a_run(self, store: Store) -> None:
+    async def test_an_older_parent_starts_a_segment(self, store: Store) -> None:
         one, _two = await commit_steps(store, 2)
         third = await committed(store, put(make_record("x", step=2, parents=["c-1"])))
         fourth = await committed(store, follow("t", "d"))
@@ -140,14 +137,14 @@ class AncestryContract:
         two = await committed(store, put(make_record("c2", step=2)))
         assert two.segment == one.segment
 
-    async def test_an_unknown_parent_starts_a_run_that_follows_nothing(self, store: Store) -> None:
+    async def test_an_unknown_parent_starts_a_segment_that_follows_nothing(self, store: Store) -> None:
         await store.commit(put(make_record()))
         two = await committed(store, put(make_record("c2", step=2, parents=["nobody"])))
         thread = await required(store.thread("t"))
         assert two.segment == two.seq
         assert thread.segments == {two.seq: ()}
 
-    async def test_what_follows_a_moved_head_starts_a_run(self, store: Store) -> None:
+    async def test_what_follows_a_moved_head_starts_a_segment(self, store: Store) -> None:
         one, _two = await commit_steps(store, 2)
         await store.commit(Change(thread_id="t", moves=[Move("", "c-1")]))
         three = await committed(store, follow("t", "d"))
@@ -156,14 +153,14 @@ class AncestryContract:
         assert (three.segment, four.segment) == (three.seq, three.seq)
         assert thread.segments == {three.seq: (one.place,)}
 
-    async def test_what_follows_a_deleted_head_starts_a_run(self, store: Store) -> None:
+    async def test_what_follows_a_deleted_head_starts_a_segment(self, store: Store) -> None:
         one, two = await commit_steps(store, 2)
         await store.delete("t", keys=[two.record.key])
         three = await committed(store, follow("t", "d"))
         thread = await required(store.thread("t"))
         assert thread.segments == {three.seq: (one.place,)}
 
-    async def test_a_checkpoint_that_does_not_become_the_head_starts_a_run(self, store: Store) -> None:
+    async def test_a_checkpoint_that_does_not_become_the_head_starts_a_segment(self, store: Store) -> None:
         one = await committed(store, put(make_record("c5")))
         side = await committed(store, put(make_record("c1", parents=["c5"]), head="never"))
         two = await committed(store, put(make_record("c6", parents=["c5"])))
@@ -195,7 +192,7 @@ class AncestryContract:
         assert alone.ancestry == thread.ancestry
         assert stranger.ancestry == {}
 
-    async def test_what_runs_follow_is_told_run_by_run(self, store: Store) -> None:
+    async def test_what_segments_follow_is_told_one_by_one(self, store: Store) -> None:
         one = await committed(store, put(make_record()))
         begun = make_record("b", "branch", step=0)._replace(parents=(one.record.key,))
         branch = await committed(store, put(begun, origin=one.record.key))
@@ -210,7 +207,7 @@ class AncestryContract:
         await store.delete("branch")
         assert await store.segments(family, [branch.seq]) == expected
 
-    async def test_runs_that_began_later_are_told_unless_they_are_hidden(self, store: Store) -> None:
+    async def test_segments_that_began_later_are_told_unless_they_are_hidden(self, store: Store) -> None:
         one, _two = await commit_steps(store, 2)
         starts = [await committed(store, put(make_record(name, step=2, parents=["c-1"]))) for name in ("x", "y", "z")]
         x, y, z = seqs_of(starts)
@@ -259,7 +256,7 @@ class AncestryContract:
             del left[name]
         assert await store.count(Query(thread_id="t")) == 8
 
-    async def test_stretches_of_single_runs_hide_what_is_theirs(self, store: Store) -> None:
+    async def test_stretches_of_single_segments_hide_what_is_theirs(self, store: Store) -> None:
         """Stretches at random, hidden and shown and with checkpoints that go, against a look at each of them."""
         rng = random.Random(3)  # noqa: S311  # no secret
         await store.commit(put(make_record("c0")))
@@ -309,7 +306,7 @@ class AncestryContract:
             assert await store.count(query) == len(expected), query
         for loaded in await store.read_many(keys_of(every)):
             assert loaded.stored.hidden is (loaded.stored.seq in seqs_of(covered))
-        # A run begins where its number is that of its checkpoint; one whose first checkpoint is gone is not
+        # A segment begins where its number is the number of its checkpoint; one whose first checkpoint is gone is not
         # told.
         shown = [stored.segment for stored in visible[::-1] if stored.segment == stored.seq > low]
         started = [segment for segment in await store.started("t", "", low) if segment in seqs_of(every)]

@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from everstep.errors import (
-    BaseGone,
-    CheckpointNotFound,
-    HeadMoved,
-    IdTaken,
-    InvalidInput,
-)
+from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, IdTaken, InvalidInput
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import (
     BaseRef,
@@ -290,7 +284,8 @@ class CommitContract:
         await store.commit(put(kept))
         await store.commit(put(make_record("c2", step=2, parents=["c1"])))
 
-        for parents in (["c2"], ["c1"]):  # what simply follows the head may be committed another way than the rest
+        # What simply follows the head may be committed another way than the rest.
+        for parents in (["c2"], ["c1"]):
             with pytest.raises(IdTaken):
                 await store.commit(put(make_record(parents=parents, body=b"other"), fresh=True))
         # Who expects another head hears of that first, since a retry with a new id would not help.

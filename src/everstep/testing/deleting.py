@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from everstep.errors import (
-    HeadMoved,
-)
+from everstep.errors import HeadMoved
 from everstep.stores.protocol import (
     BaseRef,
     Change,
@@ -97,7 +95,8 @@ class DeletionContract:
         # The thread begins anew under its name; that must not bring back what it had in common.
         await store.put_writes(Key("t", "", "x"), [Write("task", 0, "ch", b"", b"", 0)], [])
         await store.sweep(first.family)
-        assert await store.fetch(first.family, [leaf.hash]) == []  # a thread that is gone has nothing in common
+        # A thread that is gone has nothing in common.
+        assert await store.fetch(first.family, [leaf.hash]) == []
 
     async def test_a_sweep_keeps_what_two_threads_have_in_common(self, store: Store) -> None:
         leaf = make_object(b"leaf")
@@ -256,7 +255,8 @@ class DeletionContract:
 
         assert gone.checkpoints == 2
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c-5", "c-2", "c-1"]
-        assert await written_ids(store) == ["c-1", "c-2", "c-5"]  # early writes are not those of a protected one
+        # Early writes are not those of a protected one.
+        assert await written_ids(store) == ["c-1", "c-2", "c-5"]
         await self._check_writes(store, ["c-1", "c-2", "c-5"])
         await self._check_hidden_writes(store)
 
@@ -264,7 +264,8 @@ class DeletionContract:
         await with_protected(store)
         gone = await store.delete("t", before_step=4, spare=True)
         assert gone.checkpoints == 1
-        assert await written_ids(store) == ["c-1", "c-2", "c-4", "c-5", "early"]  # early writes have no step
+        # Early writes have no step.
+        assert await written_ids(store) == ["c-1", "c-2", "c-4", "c-5", "early"]
         await self._check_writes(store, ["c-1", "c-2", "c-4", "c-5"])
         await self._check_hidden_writes(store)
 
@@ -310,7 +311,8 @@ class DeletionContract:
         origin = await required(store.thread("t"))
         assert (thread.heads, thread.origin, set(thread.shared_states)) == ({}, first.record.key, {"t"})
         assert kinds_of(await store.operations("branch", 10)) == ["kept"]
-        assert origin.protected == {first.seq}  # the branch lives, as far as its origin is concerned
+        # The branch lives, as far as its origin is concerned.
+        assert origin.protected == {first.seq}
         assert ids(await store.list_threads(10, 0, headless=True)) == ["c1"]
 
         await store.delete("branch", keys=[Key("branch", "", "early")])
@@ -327,7 +329,7 @@ class DeletionContract:
         await store.delete("t", keys=[Key("t", "", "c-2")])
         after = await required(store.read("t"))
         assert ids(await store.list_threads(10, 0)) == ["d-1", "c-1"]
-        # Who read the head before must be told that it moved, although nobody was active.
+        # Who read the head before must notice that it moved, although nobody was active.
         assert after.generation == before.generation + 1
         assert (await raw_thread(store)).lines[""].head_was_moved
 

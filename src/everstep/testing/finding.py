@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from everstep.stores.protocol import (
-    Change,
-    Hidden,
-    Key,
-    Move,
-    Operation,
-    Search,
-    Store,
-    Write,
-)
+from everstep.stores.protocol import Change, Hidden, Key, Move, Operation, Search, Store, Write
 from everstep.testing.builders import committed, follow, make_record, names_found, put
 
 

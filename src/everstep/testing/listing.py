@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from everstep.stores.protocol import (
-    Change,
-    Hidden,
-    Key,
-    Move,
-    Operation,
-    Pin,
-    Query,
-    Store,
-    Write,
-)
+from everstep.stores.protocol import Change, Hidden, Key, Move, Operation, Pin, Query, Store, Write
 from everstep.testing.builders import (
     commit_steps,
     committed,
@@ -136,7 +126,7 @@ class ListingContract:
         assert ids(await store.list_checkpoints(Query(thread_id="t", order="id", before_id="b"))) == ["a", "Z"]
 
     async def test_lists_by_id_span_threads_and_namespaces(self, store: Store) -> None:
-        # Characters that UTF-16 and UTF-8 sort differently: the order must be that of the code points.
+        # Characters that UTF-16 and UTF-8 sort differently: code points decide about the order.
         names = ["b", "\uffff", "a", "🙂", "Z", "ä", "c", "b2"]
         for n, name in enumerate(names):
             await store.commit(put(make_record(name, f"t{n % 3}", ("", "sub")[n % 2], metadata={"even": n % 2 == 0})))

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.errors import (
-    BaseGone,
-    HeadMoved,
-    UnstorableValue,
-)
+from everstep.errors import BaseGone, HeadMoved, UnstorableValue
 from everstep.stores.protocol import (
     BaseRef,
     Change,
@@ -88,7 +84,7 @@ class MovingContract:
                 await store.commit(Change(thread_id="t", moves=[Move("", None)], amend=[wrong]))
         assert await head_id(store) == "c1"
 
-    async def test_a_commit_that_starts_a_run_prunes_nothing(self, store: Store) -> None:
+    async def test_a_commit_that_starts_a_segment_prunes_nothing(self, store: Store) -> None:
         stored = await commit_steps(store, 3)
         seqs = seqs_of(stored)
         await store.commit(Change(thread_id="t", moves=[Move("", "c-2")]))

@@ -6,19 +6,8 @@ from typing import Any
 
 import pytest
 
-from everstep.errors import (
-    BaseGone,
-)
-from everstep.stores.protocol import (
-    BaseRef,
-    Change,
-    Draft,
-    Hidden,
-    Key,
-    Operation,
-    Store,
-    Write,
-)
+from everstep.errors import BaseGone
+from everstep.stores.protocol import BaseRef, Change, Draft, Hidden, Key, Operation, Store, Write
 from everstep.testing.builders import (
     Reopen,
     committed,
@@ -95,7 +84,7 @@ class PendingWritesContract:
         for body in (b"one", b"two", b"three"):
             await store.put_writes(key, [Write("t1", n, "a", b"", body, 0) for n in (0, 1, -1)], [])
             await check_shown(store, body)
-            # The last ones stay visible, so that what is shown again has something to stand beside.
+            # The last ones stay visible, so that what is shown again has something beside it.
             if body != b"three":
                 await hide()
                 hidden = await required(store.read("t", writes=True))

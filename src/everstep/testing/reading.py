@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.errors import (
-    CheckpointCorrupted,
-    UnregisteredType,
-)
+from everstep.errors import CheckpointCorrupted, UnregisteredType
 from everstep.repository.repository import Repository
-from everstep.stores.protocol import (
-    Key,
-    Query,
-    Record,
-    Store,
-    Write,
-)
+from everstep.stores.protocol import Key, Query, Record, Store, Write
 from everstep.testing.builders import (
     ODD_NAMES,
     as_listed,

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.errors import (
-    CheckpointNotFound,
-    HeadMoved,
-    InvalidInput,
-)
+from everstep.errors import CheckpointNotFound, HeadMoved, InvalidInput
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import (
     Change,
@@ -162,7 +158,8 @@ class TakingOverContract:
         too = await committed(store, follow("t", "n"))
         assert theirs.record == ours.record
         assert theirs.seq > max(number(ours.seq - 1), max(e.seq for e in await store.operations("t", 9)))
-        assert theirs.segment == theirs.seq == too.segment  # the head had been moved: a new segment
+        # The head had been moved: a new segment.
+        assert theirs.segment == theirs.seq == too.segment
         one = await required(source.thread("t"))
         other = await required(store.thread("t"))
         follows = [(place.key, number(place.segment), number(place.seq)) for place in one.segments[ours.segment]]
@@ -193,10 +190,11 @@ class TakingOverContract:
         # What was hidden is visible again, since the stretches went with the old thread.
         assert ids(await store.list_checkpoints(Query(thread_id="t", namespace=None))) == ["c-4", "c-3", "c-1"]
         assert await store.count(Query(thread_id="t")) == 3
-        assert raw.shared_states.keys() == {"branch"}  # a thread that is not named keeps what it has in common
+        # A thread that is not named keeps what it has in common.
+        assert raw.shared_states.keys() == {"branch"}
         assert await store.read("t", "sub") is None
 
-    async def test_runs_and_common_states_are_given_anew(self, store: Store) -> None:
+    async def test_segments_and_shared_states_are_given_anew(self, store: Store) -> None:
         (_, part), _ = await take_over(store, await elsewhere(), "t", "branch")
         branch = next(raw for raw in part.threads if raw.thread_id == "branch")
         assert branch.lines[""].segments

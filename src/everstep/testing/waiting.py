@@ -7,18 +7,9 @@ import threading
 
 import pytest
 
-from everstep.errors import (
-    HeadMoved,
-    StoreClosed,
-)
+from everstep.errors import HeadMoved, StoreClosed
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.protocol import (
-    Change,
-    Draft,
-    Key,
-    Store,
-    Stored,
-)
+from everstep.stores.protocol import Change, Draft, Key, Store, Stored
 from everstep.testing.builders import follow, head_id, join, make_record, put
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from functools import partial
 from typing import Any
 
 from everstep.errors import BaseGone, InvalidInput, StoreUnavailable
@@ -10,27 +13,39 @@ from everstep.history.adapter import adapter_of
 from everstep.repository.new_names import new_token, under_new_name
 from everstep.repository.step import checkpoint_id, new_record, run_fields
 from everstep.runtime import checks
+from everstep.stores.abilities import Origin
 from everstep.stores.protocol import BaseRef, Change, Draft, Key, Record, SharedState, Stored
 from everstep.timeline.workspace import Workspace
 from everstep.types import RUN_KIND
+
+logger = logging.getLogger("everstep")
+
+_BRANCH_ID = re.compile(r".*-branch-(.+)-[0-9a-f]{16}", re.DOTALL)
 
 # How often a branch is begun anew from a checkpoint that others replace meanwhile.
 _TRIES = 10
 
 
-async def branch(work: Workspace, source: Key, name: str, effects: str = "share") -> str:
+async def branch(work: Workspace, origin: Origin, name: str, effects: str = "share") -> str:
     """Start a thread at a checkpoint and return the new thread's id."""
+    source = origin.stored.record.key
     for _ in range(_TRIES):
+        begin = partial(_branch, work, origin, name, effects)
         try:
-            return await under_new_name(lambda: _branch(work, source, name, effects))
+            made = await under_new_name(begin)
         except BaseGone:
-            continue  # it was replaced meanwhile: begin with what is there now
+            # It was replaced meanwhile: begin with what is there now.
+            origin = await work.origin(source)
+        else:
+            log_branch(made, source)
+            return made
     raise StoreUnavailable(f"checkpoint {source.checkpoint_id!r} changes faster than a branch begins; try again")
 
 
-async def _branch(work: Workspace, source: Key, name: str, effects: str) -> str:
+async def _branch(work: Workspace, found: Origin, name: str, effects: str) -> str:
+    origin = found.stored
+    source = origin.record.key
     thread_id = branch_id(source.thread_id, name)
-    origin = await work.require(source)
     adapter = adapter_of(origin.record.kind)
     since = None
     if adapter is not None:
@@ -44,7 +59,6 @@ async def _branch(work: Workspace, source: Key, name: str, effects: str) -> str:
     namespaces = [draft.record.key.namespace for draft in drafts]
     undo = operation_log.Undo(thread_id, dict.fromkeys(namespaces), [], dict.fromkeys(namespaces, 0), since=since)
     details = {"checkpoint_id": source.checkpoint_id, "thread_id": thread_id, "name": name}
-    top = await work.top_operation(source.thread_id)
     await work.store.commit(
         Change(
             thread_id=thread_id,
@@ -55,13 +69,18 @@ async def _branch(work: Workspace, source: Key, name: str, effects: str) -> str:
             shared_states={source.thread_id: SharedState(origin.place, origin.record.root)},
             other_namespaces=drafts[1:],
             writes=writes,
-            log=operation_log.entry("branch", details, undo, top, origin.seq),
+            log=operation_log.entry("branch", details, undo, found.top, origin.seq),
             log_thread=source.thread_id,
         )
     )
     # The checkpoint that a branch begins with is protected from now on, and a plan may hold it.
     work.keeper.forget(source.thread_id)
     return thread_id
+
+
+def log_branch(made: str, source: Key) -> None:
+    """Tell that a branch was begun."""
+    logger.info("thread %r begins at %s of thread %r", made, source.checkpoint_id, source.thread_id)
 
 
 def branch_id(thread_id: str, name: str) -> str:
@@ -73,6 +92,14 @@ def branch_id(thread_id: str, name: str) -> str:
             f"the limit is {checks.THREAD_ID_BYTES_MAX:,}: choose a shorter name, or branch nearer the root"
         )
     return made
+
+
+def branch_name(thread_id: str) -> str | None:
+    """Return the name that a branch was given, from the id that `branch_id` made; None of any other thread."""
+    found = _BRANCH_ID.fullmatch(thread_id)
+    if found is None:
+        return None
+    return found[1]
 
 
 def _first_of_branch(origin: Stored, thread_id: str, name: str, effects: str) -> Draft:

@@ -11,10 +11,7 @@ import asyncio
 import copy
 import dataclasses
 import logging
-import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar, cast
@@ -40,9 +37,6 @@ from everstep.reports import (
     DeletedThreads,
     Diff,
     GCReport,
-    Operation,
-    Reference,
-    Sizes,
     ThreadPage,
     TimeTravelResult,
     TreeEdge,
@@ -55,9 +49,10 @@ from everstep.repository.repository import copied
 from everstep.repository.step import Step, checkpoint_id
 from everstep.retention.policies import is_older, moment_of
 from everstep.runtime.blocking import PrivateLoop
+from everstep.runtime.queues import Queues
 from everstep.stores.facts import Wanted
 from everstep.stores.protocol import ANY, AnyHead, Key, Search
-from everstep.timeline.branch import branch_id
+from everstep.timeline.branch import branch_id, log_branch
 from everstep.timeline.protocol import Resolve
 from everstep.timeline.store import next_node_change
 from everstep.types import Checkpoint, CheckpointMetadata, utc_now
@@ -76,6 +71,15 @@ _AGE_EVERY = 16
 Objects = dict[bytes, tree.Content]
 
 
+def _refusing(what: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return a method that is refused, whatever is asked: the backend can neither log, mark nor search anything."""
+
+    async def refuse(self: PlainTimeline, *_args: Any, **_options: Any) -> NoReturn:
+        self._refuse(what)
+
+    return refuse
+
+
 class PlainTimeline:
     """The history of threads on seven methods."""
 
@@ -85,7 +89,7 @@ class PlainTimeline:
         self._backend = backend
         self._config = config
         self._loop = PrivateLoop()
-        self._turns = _Turns()
+        self._queues = Queues()
 
     @property
     def blocking(self) -> PlainTimeline:
@@ -97,16 +101,25 @@ class PlainTimeline:
         """How a blocking caller gets to the end of a coroutine."""
         return self._loop.run
 
+    @asynccontextmanager
+    async def _turn(self, thread_id: str) -> AsyncIterator[None]:
+        """Let the writers of one thread in one after the other, from whatever event loop they come."""
+        place = self._queues.join(thread_id)
+        try:
+            await asyncio.wrap_future(place)
+            yield
+        finally:
+            self._queues.leave(thread_id, place)
+
     # -- saving
 
     async def save(
         self, step: Step, values: tuple[Any, ...], parent_id: str | None, expect: str | AnyHead | None
     ) -> str:
-        """Save whole values as the next step."""
         self._only_root(step.namespace)
         # Copied before the first wait: what the caller changes later belongs to a later step.
         kept = list(map(copied, values, _NAMES))
-        async with self._turns.of(step.thread_id):
+        async with self._turn(step.thread_id):
             latest = await self.get_latest(step.thread_id, "")
             _check_head(step.thread_id, expect, latest)
             parent = latest
@@ -119,7 +132,7 @@ class PlainTimeline:
 
         Between the look at the head and the put another process may come in, which the backend alone could prevent.
         """
-        async with self._turns.of(step.thread_id):
+        async with self._turn(step.thread_id):
             latest = await self.get_latest(step.thread_id, "")
             head_id = _id_of(latest)
             try:
@@ -151,10 +164,9 @@ class PlainTimeline:
         *,
         replace: bool = False,
     ) -> str:
-        """Save the head's values with something added as the next step."""
         self._only_root(step.namespace)
         new = [copied(messages, "messages"), copied(state, "state"), copied(tools_result, "tools_result")]
-        async with self._turns.of(step.thread_id):
+        async with self._turn(step.thread_id):
             latest = await self.get_latest(step.thread_id, "")
             _check_head(step.thread_id, expect, latest)
             if latest is None:
@@ -182,9 +194,7 @@ class PlainTimeline:
             next_node = latest.next_node
         if added > self._config.size_bytes_max:
             raise SnapshotTooLarge(added, self._config.size_bytes_max)
-        before = None
-        if parent is not None:
-            before = parent.metadata
+        before = parent.metadata if parent is not None else None
 
         async def put() -> CheckpointMetadata:
             metadata = dataclasses.replace(step.metadata(before), size_bytes=size)
@@ -208,7 +218,6 @@ class PlainTimeline:
     # -- reading
 
     async def get(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Checkpoint | None:
-        """Return a checkpoint."""
         self._only_root(namespace or "")
         # A copy, since the backend may hand out the very object that it holds, and callers may change what
         # they get.
@@ -218,17 +227,14 @@ class PlainTimeline:
         return found
 
     async def get_latest(self, thread_id: str, namespace: str) -> Checkpoint | None:
-        """Return the head."""
         self._only_root(namespace)
         return copy.deepcopy(await self._backend.get_latest(thread_id))
 
     async def list_points(self, thread_id: str, limit: int, offset: int, namespace: str) -> list[CheckpointMetadata]:
-        """Return metadata, newest first."""
         self._only_root(namespace)
         return copy.deepcopy(await self._backend.list_checkpoints(thread_id, limit, offset))
 
     async def tree(self, thread_id: str, limit: int, *, branches: bool) -> CheckpointTree:
-        """Return the newest checkpoints of a thread, and of its branches, as nodes and edges."""
         names = [thread_id]
         if branches:
             names += await self._branches(thread_id)
@@ -246,7 +252,6 @@ class PlainTimeline:
         return {"thread_id": thread_id, "total_checkpoints": total, "nodes": nodes, "edges": _edges(points)}
 
     async def diff(self, a: Key, b: Key) -> Diff:
-        """Return what changed from `a` to `b`."""
         objects: Objects = {}
         before = await self._required(a.checkpoint_id)
         after = await self._required(b.checkpoint_id)
@@ -255,7 +260,6 @@ class PlainTimeline:
         return Diff(a.checkpoint_id, b.checkpoint_id, changes)
 
     async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key:
-        """Return the full name of a checkpoint that must be there."""
         self._only_root(namespace or "")
         found = await self._required(checkpoint_id, thread_id)
         return Key(found.metadata.thread_id, "", checkpoint_id)
@@ -266,7 +270,7 @@ class PlainTimeline:
         """Go on from a copy of the checkpoint. Nothing is hidden: the backend keeps what came later listed."""
         if later == "delete":
             self._refuse("delete what came later")
-        async with self._turns.of(key.thread_id):
+        async with self._turn(key.thread_id):
             target = await self._required(key.checkpoint_id, key.thread_id)
             points = await self._all(key.thread_id)
             place = [point.checkpoint_id for point in points].index(key.checkpoint_id)
@@ -285,43 +289,39 @@ class PlainTimeline:
         return TimeTravelResult(found, key.thread_id, place, len(points))
 
     async def at_step(self, thread_id: str, step: int, namespace: str) -> Key | None:
-        """Return the newest checkpoint whose step is not greater."""
         self._only_root(namespace)
         for point in await self._all(thread_id):
             if point.step <= step:
                 return Key(thread_id, "", point.checkpoint_id)
         return None
 
-    async def resolve(self, ref: str, thread_id: str | None) -> Reference:  # noqa: ARG002  # refused, whatever is asked
-        """Refuse: the backend cannot be searched."""
-        self._refuse("tell what a reference means")
-
-    async def undo(self, thread_id: str) -> Operation:  # noqa: ARG002  # refused, whatever is asked
-        """Refuse: nothing is logged."""
-        self._refuse("undo")
-
-    async def redo(self, thread_id: str) -> Operation:  # noqa: ARG002  # refused, whatever is asked
-        """Refuse: nothing is logged."""
-        self._refuse("redo")
-
-    async def operations(self, thread_id: str, limit: int) -> list[Operation]:  # noqa: ARG002  # refused, whatever is asked
-        """Refuse: nothing is logged."""
-        self._refuse("keep a log of operations")
-
-    async def pin(self, key: Key, *, pinned: bool) -> None:  # noqa: ARG002  # refused, whatever is asked
-        """Refuse: `delete_before` spares nothing."""
-        self._refuse("pin checkpoints")
-
-    async def tag(self, key: Key, tag: str, *, is_given: bool) -> None:  # noqa: ARG002  # refused, whatever is asked
-        """Refuse: nothing is logged."""
-        self._refuse("tag checkpoints")
+    resolve = _refusing("tell what a reference means")
+    undo = _refusing("undo")
+    redo = _refusing("redo")
+    operations = _refusing("keep a log of operations")
+    pin = _refusing("pin checkpoints")
+    tag = _refusing("tag checkpoints")
+    note = _refusing("keep notes about checkpoints")
+    rename = _refusing("rename branches")
+    archive = _refusing("archive branches")
+    sizes = _refusing("tell what threads take")
 
     # -- branching and merging
 
-    async def branch(self, source: Key, name: str, effects: str = "share") -> str:  # noqa: ARG002  # no runs here
+    async def branch(
+        self,
+        checkpoint_id: str,
+        thread_id: str | None,
+        namespace: str | None,
+        name: str,
+        effects: str = "share",  # noqa: ARG002  # no runs here
+    ) -> str:
         """Start a thread with a copy of a checkpoint."""
+        source = await self.locate(checkpoint_id, thread_id, namespace)
         origin = await self._required(source.checkpoint_id, source.thread_id)
-        return await under_new_name(lambda: self._branch(origin, source, name))
+        made = await under_new_name(lambda: self._branch(origin, source, name))
+        log_branch(made, source)
+        return made
 
     async def _branch(self, origin: Checkpoint, source: Key, name: str) -> str:
         thread_id = branch_id(source.thread_id, name)
@@ -340,13 +340,12 @@ class PlainTimeline:
         return thread_id
 
     async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str:
-        """Merge the head of one thread into another."""
         if graph is not None:
             raise InvalidInput("graph= is for threads of a LangGraph saver, which this backend does not hold")
         self._only_root(namespace)
         if branch == into:
             raise InvalidInput(f"thread {into!r} cannot be merged into itself")
-        async with self._turns.of(into):
+        async with self._turn(into):
             ours = await self._head(into)
             theirs = await self._head(branch)
             graph = await self._graph(into, branch)
@@ -492,7 +491,6 @@ class PlainTimeline:
         return ThreadPage(found)
 
     async def delete_threads(self, **asked: Any) -> DeletedThreads:
-        """Delete threads by what `list_threads` finds them by."""
         everything = asked.pop("everything")
         dry_run = asked.pop("dry_run")
         check_deletion(make_search(**asked), everything=everything)
@@ -507,12 +505,7 @@ class PlainTimeline:
                 checkpoints += await self._backend.delete_thread(name)
         return DeletedThreads(names, checkpoints, dry_run)
 
-    async def sizes(self, thread_id: str | None) -> Sizes:  # noqa: ARG002  # of none
-        """Refuse: only the backend knows."""
-        self._refuse("tell what threads take")
-
     async def close(self) -> None:
-        """Close the backend."""
         await self._backend.close()
 
     # -- helpers
@@ -570,40 +563,6 @@ class PlainTimeline:
         raise UnsupportedByBackend(f"{name} cannot {what}; the built-in backends can (memory, SQLite)")
 
 
-class _Turns:
-    """Lets the writers of one thread in one after the other, from whatever event loop they come."""
-
-    def __init__(self) -> None:
-        # Held for a moment only, and never over an await: the turns themselves are waited for by a future.
-        self._lock = threading.Lock()
-        self._queues: dict[str, deque[Future[None]]] = {}
-
-    @asynccontextmanager
-    async def of(self, thread_id: str) -> AsyncIterator[None]:
-        """Wait for one's turn, and pass it on at the end."""
-        # A future of threads and not of a loop: who passes the turn on may be in another event loop.
-        ticket: Future[None] = Future()
-        with self._lock:
-            queue = self._queues.setdefault(thread_id, deque())
-            queue.append(ticket)
-            self._call(queue)
-        try:
-            await asyncio.wrap_future(ticket)
-            yield
-        finally:
-            with self._lock:
-                queue.remove(ticket)
-                if queue:
-                    self._call(queue)
-                else:
-                    del self._queues[thread_id]
-
-    def _call(self, queue: deque[Future[None]]) -> None:
-        # It may be done already: its owner has its turn, or was cancelled while it waited.
-        if not queue[0].done():
-            queue[0].set_result(None)
-
-
 class _Graph:
     """Ancestors by the parents that metadata names."""
 
@@ -651,9 +610,7 @@ def _check_head(thread_id: str, expect: str | AnyHead | None, latest: Checkpoint
 
 
 def _id_of(checkpoint: Checkpoint | None) -> str | None:
-    if checkpoint is None:
-        return None
-    return checkpoint.metadata.checkpoint_id
+    return checkpoint.metadata.checkpoint_id if checkpoint is not None else None
 
 
 def _updated(old: dict[str, Any], update: dict[str, Any] | None, replace: bool) -> dict[str, Any]:
@@ -694,9 +651,7 @@ def _children_first(points: list[CheckpointMetadata]) -> list[CheckpointMetadata
 def _node(point: CheckpointMetadata, is_head: bool) -> TreeNode:
     node = point.to_dict()
     del node["metadata"]
-    branch = None
-    if point.step == 0:
-        branch = branch_name(point.tags)
+    branch = branch_name(point.tags) if point.step == 0 else None
     node |= {"id": point.checkpoint_id, "head": is_head, "branch": branch, "hidden": False}
     return cast(TreeNode, node)
 

@@ -37,7 +37,9 @@ from everstep.stores.protocol import (
 )
 from everstep.timeline.protocol import Resolve
 from everstep.timeline.workspace import Workspace
+from everstep.types import RUN_KIND
 from everstep.values import compress, costs, tree
+from everstep.values.tree import repetition
 from everstep.values.walk import read_values
 
 # How many threads are asked for a common state that is not stored any more: a family may have very many.
@@ -96,9 +98,7 @@ async def merge(work: Workspace, branch: str, into: str, resolve: Resolve, names
     """Merge the head of one thread into another and return the merge's id."""
     if branch == into:
         raise InvalidInput(f"thread {into!r} cannot be merged into itself")
-    decide = resolve
-    if callable(resolve):
-        decide = _untimed(resolve)
+    decide = _untimed(resolve) if callable(resolve) else resolve
     stored = await work.until_done(
         into,
         lambda inner: under_new_name(lambda: _merge(inner, branch, into, decide, namespace, graph)),
@@ -189,7 +189,7 @@ async def _merged(work: Workspace, sides: _Sides, resolve: Resolve) -> Draft:
     root = root_of_nodes(merged.nodes)
     repeats = _merged_repeats(ours.record, theirs.record, sum(root.sizes))
     # The bound costs nothing. Only where it is unknown, or too high to be let through, all values are looked at.
-    if repeats is None or repeats > tree.writable_repeats(tree.REPEATS_MAX):
+    if repeats is None or repeats > tree.writable_repeats(repetition.REPEATS_MAX):
         repeats = await work.repository.repeats_of(merged.nodes, merged.objects, [ours.family])
     record = _merge_record(sides).with_root(root)._replace(repeats=repeats)
     objects = [Object(key, below, compress.squeeze(body)) for key, (below, body) in merged.objects.items()]
@@ -233,15 +233,23 @@ def _merge_record(sides: _Sides) -> Record:
         tags=("merge",),
         summary=f"Merge {theirs.record.key.thread_id} into {into}",
         next_node=goes_on.record.next_node,
-        **run_fields(ours.record),
+        **_run_fields(ours.record, theirs.record),
     )
+
+
+def _run_fields(ours: Record, theirs: Record) -> dict[str, Any]:
+    """Return what the merge says of a durable run: it may have got what it waited for, so somebody is to look."""
+    fields = run_fields(ours)
+    if ours.kind == theirs.kind == RUN_KIND and fields["metadata"].get("run_status") != "done":
+        fields["metadata"]["run_status"] = "ready"
+    return fields
 
 
 # -- threads of an adapter
 
 
 async def _merged_by(adapter: Adapter, work: Workspace, sides: _Sides, resolve: Resolve, graph: Any) -> list[Draft]:
-    """Return the checkpoints of a merge: the first is that of the namespace, others are what subgraphs remember."""
+    """Return the checkpoints of a merge: the first is for the namespace, the others are what subgraphs remember."""
     drafts = [await _merged_namespace(adapter, work, sides, resolve, graph)]
     other = await work.store.thread(sides.theirs.record.key.thread_id)
     # Only with the main namespace: a merge of one subgraph alone is about nothing else.
@@ -304,9 +312,7 @@ def _bases(work: Workspace, sides: _Sides, adapter: Adapter | None) -> MergeBase
         lambda places, other: sides.ancestry.common([other], places),
         lambda need, objects: work.repository.walk(need, [thread.family], objects),
     )
-    if adapter is None:
-        return finder()
-    return finder(shown_root, adapter.merge_codec)
+    return finder(shown_root, adapter.merge_codec) if adapter is not None else finder()
 
 
 async def _base_root(work: Workspace, place: Place, thread: Thread) -> Root:

@@ -3,10 +3,14 @@
     trip, trip@          the head                       trip@551fc2     the beginning of an id, or of its last part
     trip~3, trip@~3      three parents back             trip@milestone  the newest with that tag
     trip#42              the newest of step 42          trip@{2026-11-15T10:00}  the newest that is not later
+    trip@cheap           the head of a branch with that name
 
-A whole checkpoint id stands for itself, and `~3` may follow anything. Inside a known thread its name is left out. Names
-of threads may hold any character, these signs included: so the whole text is tried as a thread, then as an id, and then
-it is split at the last sign whose left part is a thread.
+A whole checkpoint id stands for itself, and `~3` may follow anything. Inside a known thread its name is left out. Where
+none is known, `@`, `@~3`, `#42`, `@{...}`, the name of a branch, a tag and the beginning of an id mean the thread that
+was active last; the beginning of an id that names its thread means that one.
+
+Names of threads may hold any character, these signs included: so the whole text is tried as a thread, then as an id,
+and then it is split at the last sign whose left part is a thread.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from everstep.history.given_tags import NO_CHANGES
 from everstep.reports import Reference
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Place, Query, Search, Store, Stored, Thread
+from everstep.timeline.branch import branch_name
+from everstep.timeline.labels import said_of
 from everstep.timeline.tags import changes_of
 from everstep.types import TASK_NAMESPACE
 
@@ -38,13 +44,19 @@ _SIGNS = re.compile(r"[@#~]")
 _STEP = re.compile(r"#(-?[0-9]{1,18})")
 _BACK = re.compile(r"~([0-9]{0,18})")
 _TIME = re.compile(r"\{(.*)\}", re.DOTALL)
+_OWN_ID = "ckpt-"
+# One of these that is not found is gone: to look for what begins so would read a whole thread for nothing.
+_WHOLE_ID = re.compile(r"ckpt-.*-[0-9]+-[0-9a-f]{16}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.DOTALL)
 
 
 async def resolve(store: Store, ref: str, thread_id: str | None = None) -> Reference:
     """Return the checkpoint that `ref` means; with `thread_id` the thread is known and its name may be left out."""
     checks.text(ref, "ref", _REF_BYTES_MAX)
     if thread_id is None:
-        return _reference(await _anywhere(store, ref))
+        found = await _anywhere(store, ref) or await _in_thread_not_named(store, ref)
+        if found is None:
+            raise await _no_thread(store, ref)
+        return _reference(found)
     thread = await _thread(store, thread_id)
     if thread is None:
         raise await _no_thread(store, thread_id)
@@ -57,12 +69,16 @@ async def resolve(store: Store, ref: str, thread_id: str | None = None) -> Refer
         return _reference(await _inside(store, thread, inside))
     except CheckpointNotFound as exc:
         try:
-            return _reference(await _anywhere(store, ref))
+            found = await _anywhere(store, ref)
         except CheckpointNotFound:
             raise exc from None
+        if found is None:
+            raise
+        return _reference(found)
 
 
-async def _anywhere(store: Store, ref: str) -> Stored:
+async def _anywhere(store: Store, ref: str) -> Stored | None:
+    """Return the checkpoint that a whole reference means, one with the name of its thread; None if there is no such."""
     if not ref:
         raise InvalidInput("the reference is empty; name a thread, as in 'trip', or a checkpoint, as in 'trip#42'")
     thread = await _thread(store, ref)
@@ -83,7 +99,51 @@ async def _anywhere(store: Store, ref: str) -> Stored:
             missing = missing or exc
     if missing is not None:
         raise missing
-    raise await _no_thread(store, ref)
+    return None
+
+
+async def _in_thread_not_named(store: Store, ref: str) -> Stored | None:
+    """Return what a reference means that has no name of a thread: see the top of this file."""
+    text, _ = _without_back(ref)
+    if _WHOLE_ID.fullmatch(text):
+        return None
+    if _SIGNS.match(ref):
+        newest = await _newest_thread(store)
+        if newest is None:
+            raise CheckpointNotFound(ref, None, reason="there is no thread in this store")
+        return await _inside(store, newest, ref)
+    thread = await _thread_in_id(store, text) or await _newest_thread(store)
+    if thread is None:
+        return None
+    try:
+        return await _inside(store, thread, ref)
+    except CheckpointNotFound:
+        # It may as well be the name of a thread that is mistyped.
+        return None
+
+
+async def _newest_thread(store: Store) -> Thread | None:
+    """Return the thread that was active last, of those that have something to show."""
+    for hit in await store.search(Search(limit=_SPLITS_MAX)):
+        thread = await _thread(store, hit.position.thread_id)
+        if thread is not None:
+            return thread
+    return None
+
+
+async def _thread_in_id(store: Store, text: str) -> Thread | None:
+    """Return the thread that the beginning of an id names, if it is one of the engine's own."""
+    if not text.startswith(_OWN_ID):
+        return None
+    name = text.removeprefix(_OWN_ID)
+    for _ in range(_SPLITS_MAX):
+        name, sign, _ = name.rpartition("-")
+        if not sign:
+            break
+        thread = await _thread(store, name)
+        if thread is not None:
+            return thread
+    return None
 
 
 def _splits(ref: str) -> Iterator[tuple[str, str]]:
@@ -111,15 +171,66 @@ async def _inside(store: Store, thread: Thread, rest: str) -> Stored:
     time = _TIME.fullmatch(body)
     if time is not None:
         return await _at_time(store, thread, time[1])
-    # A tag does not begin with this sign, so that nothing has to be read to find none.
+    # A name or a tag does not begin with this sign, so that nothing has to be read to find none.
     if not body.startswith("~"):
+        branch = await _branch_called(store, thread, body)
+        if branch is not None:
+            return await _head(store, branch)
         found = await _by_tag_or_prefix(store, thread, body)
         if found is not None:
             return found
     base, count = _without_back(body)
     if base != body:
         return await _back(store, await _inside(store, thread, base), count, thread.thread_id)
+    # Last, since it reads the logs of all branches.
+    branch = await _branch_renamed(store, thread, body)
+    if branch is not None:
+        return await _head(store, branch)
     raise _missing(body, thread, "has no checkpoint whose id begins so, and none with that tag")
+
+
+async def _branch_called(store: Store, thread: Thread, name: str) -> Thread | None:
+    """Return the branch with that name: this thread, one that began from it, or from one that it came from.
+
+    It comes before tags, since its first checkpoint has the name for a tag.
+    """
+    async for nearby in _branches_nearby(store, thread):
+        called = [each for each in nearby if branch_name(each) == name]
+        if called:
+            return await _thread(store, _only(name, called))
+    return None
+
+
+async def _branch_renamed(store: Store, thread: Thread, name: str) -> Thread | None:
+    """Return the branch that somebody has given this name later, of the same ones."""
+    async for nearby in _branches_nearby(store, thread):
+        branches = [each for each in nearby if branch_name(each) is not None]
+        labels = (await said_of(store, branches)).labels
+        called = [each for each in branches if labels[each].name == name]
+        if called:
+            return await _thread(store, _only(name, called))
+    return None
+
+
+async def _branches_nearby(store: Store, thread: Thread) -> AsyncIterator[list[str]]:
+    """Yield a thread with those that began from it, then the same of the one that it came from, and so on."""
+    at = thread.thread_id
+    for _ in range(_SPLITS_MAX):
+        found = await store.thread(at, branches=True)
+        if found is None:
+            return
+        yield [at, *found.branches]
+        if found.origin is None:
+            return
+        at = found.origin.thread_id
+
+
+def _only(name: str, called: list[str]) -> str:
+    """Return the only branch of a name."""
+    if len(called) > 1:
+        places = [(each, "") for each in called[:_CANDIDATES_MAX]]
+        raise AmbiguousCheckpoint(name, places, candidates=called[:_CANDIDATES_MAX], more=len(called) > _CANDIDATES_MAX)
+    return called[0]
 
 
 def _without_back(body: str) -> tuple[str, int]:
@@ -229,7 +340,7 @@ async def _by_tag_or_prefix(store: Store, thread: Thread, text: str) -> Stored |
 
 def _last_part(checkpoint_id: str) -> str | None:
     """Return the part of an id of the engine's own that was left to chance."""
-    if not checkpoint_id.startswith("ckpt-"):
+    if not checkpoint_id.startswith(_OWN_ID):
         return None
     return checkpoint_id.rpartition("-")[2]
 

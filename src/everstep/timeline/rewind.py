@@ -33,7 +33,7 @@ class _Rewound(NamedTuple):
 
 
 async def rewind(work: Workspace, key: Key, later: str) -> TimeTravelResult:
-    """Make a checkpoint the head; `later` says what becomes of those that came later on its line."""
+    """Make a checkpoint the head; `later` says what becomes of the checkpoints that came later on its line."""
     done = await work.until_done(key.thread_id, lambda inner: _rewind(inner, key, later), "a rewind")
     if done.entry is not None:
         work.forget(key.thread_id)

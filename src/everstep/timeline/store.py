@@ -8,12 +8,13 @@ again on what is there then. `timeline/foreign.py` is the same for a backend tha
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from everstep.backends import StoreBackend
 from everstep.config import SnapshotConfig
 from everstep.errors import CheckpointCorrupted
-from everstep.history import checkpoint_tree, operation_log
+from everstep.history import checkpoint_tree
 from everstep.history.adapter import WayBack, adapter_of
 from everstep.history.ancestry import ancestry_of
 from everstep.history.diff import compare
@@ -35,9 +36,11 @@ from everstep.repository.ledger import Save
 from everstep.repository.repository import Repository, copied
 from everstep.repository.step import Step
 from everstep.retention.keeper import Keeper
-from everstep.runtime import calls
+from everstep.runtime import calls, checks
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.protocol import AnyHead, Change, Key, Pin, Query, SharedState, Store, Stored
+from everstep.stores.abilities import FindsOrigins, Origin
+from everstep.stores.protocol import AnyHead, Key, Pin, Query, SharedState, Store, Stored
+from everstep.timeline import labels
 from everstep.timeline.branch import branch
 from everstep.timeline.merge import MergePlan, merge, plan_merge
 from everstep.timeline.protocol import Resolve
@@ -58,7 +61,6 @@ class StoreTimeline:
 
     @property
     def blocking(self) -> StoreTimeline:
-        """The same, never suspending."""
         return StoreTimeline(self._backend.blocking, self._work.config, self._work.keeper)
 
     @property
@@ -81,17 +83,14 @@ class StoreTimeline:
 
     @property
     def run(self) -> Callable[[Coroutine[Any, Any, Any]], Any]:
-        """How a blocking caller gets to the end of a coroutine of the blocking face."""
         return run_to_end
 
     # -- finding
 
     async def list_threads(self, limit: int, **asked: Any) -> ThreadPage:
-        """Return threads, the one that was active last first."""
         return await self._backend.list_threads(limit, **asked)
 
     async def delete_threads(self, **asked: Any) -> DeletedThreads:
-        """Delete threads by what `list_threads` finds them by."""
         deleted = await self._backend.delete_threads(**asked)
         if not deleted.dry_run:
             for thread_id in deleted.thread_ids:
@@ -99,7 +98,6 @@ class StoreTimeline:
         return deleted
 
     async def sizes(self, thread_id: str | None) -> Sizes:
-        """Return what a thread takes, or all of them."""
         return await self._backend.sizes(thread_id)
 
     # -- saving
@@ -107,7 +105,6 @@ class StoreTimeline:
     async def save(
         self, step: Step, values: tuple[Any, ...], parent_id: str | None, expect: str | AnyHead | None
     ) -> str:
-        """Save whole values as the next step."""
         parent = None
         shared_states = dict[str, SharedState]()
         if parent_id is not None:
@@ -135,7 +132,6 @@ class StoreTimeline:
         return await self._noted(stored)
 
     async def save_onto(self, step: Step, save: Save) -> str:
-        """Save what a live thread holds as the next step; see `ledger`."""
         with self._work.keeper.letting_go((step.thread_id, step.namespace)) as prune:
             stored = await self._work.repository.save_onto(
                 step.thread_id,
@@ -157,7 +153,6 @@ class StoreTimeline:
         *,
         replace: bool = False,
     ) -> str:
-        """Save the head's values with something added as the next step; see `Repository.append`."""
         with self._work.keeper.letting_go((step.thread_id, step.namespace)) as prune:
             stored = await self._work.repository.append(
                 step.thread_id,
@@ -183,19 +178,15 @@ class StoreTimeline:
     # -- reading
 
     async def get(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Checkpoint | None:
-        """Return a checkpoint, hidden or not."""
         return await self._backend.get(checkpoint_id, thread_id=thread_id, namespace=namespace)
 
     async def get_latest(self, thread_id: str, namespace: str) -> Checkpoint | None:
-        """Return the head."""
         return await self._backend.get_latest(thread_id, namespace=namespace)
 
     async def list_points(self, thread_id: str, limit: int, offset: int, namespace: str) -> list[CheckpointMetadata]:
-        """Return metadata, newest first."""
         return await self._backend.list_checkpoints(thread_id, limit, offset, namespace=namespace)
 
     async def tree(self, thread_id: str, limit: int, *, branches: bool) -> CheckpointTree:
-        """Return the newest checkpoints of a thread, and of its branches, as nodes and edges."""
         newest = await self._work.store.newest(thread_id, limit, branches=branches, without=TASK_NAMESPACE)
         if newest is None:
             return checkpoint_tree.tree(thread_id, [], (), {}, 0)
@@ -206,7 +197,6 @@ class StoreTimeline:
         return checkpoint_tree.tree(thread_id, newest.listed, newest.heads, segments, newest.total)
 
     async def diff(self, a: Key, b: Key) -> Diff:
-        """Return what changed from `a` to `b`."""
         before = await self._work.require(a)
         after = await self._work.require(b)
         try:
@@ -229,29 +219,23 @@ class StoreTimeline:
         return Diff(a.checkpoint_id, b.checkpoint_id, changes)
 
     async def locate(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Key:
-        """Return the full name of a checkpoint that must be there."""
         key = await self._backend.require(checkpoint_id, thread_id, namespace)
         calls.about(key.thread_id)
         return key
 
     async def resolve(self, ref: str, thread_id: str | None) -> Reference:
-        """Return the checkpoint that a reference means."""
         found = await resolve(self._work.store, ref, thread_id)
         calls.about(found.thread_id)
         return found
 
     async def at_step(self, thread_id: str, step: int, namespace: str) -> Key | None:
-        """Return the newest checkpoint whose step is not greater."""
         query = Query(thread_id=thread_id, namespace=namespace, step_max=step, limit=1)
         listed = await self._work.store.list_checkpoints(query)
-        if not listed:
-            return None
-        return listed[0].record.key
+        return listed[0].record.key if listed else None
 
     # -- going back and forth, branching, merging: each has a file of its own
 
     async def rewind(self, key: Key, later: str) -> TimeTravelResult:
-        """Make a checkpoint the head; what came later on its line is hidden, deleted or kept."""
         return await rewind(self._work, key, later)
 
     async def plan_rewind(self, key: Key) -> WayBack:
@@ -263,23 +247,31 @@ class StoreTimeline:
         return await left_behind(self._work, key, plan, limit)
 
     async def undo(self, thread_id: str) -> Operation:
-        """Take the newest operation back."""
         return await undo(self._work, thread_id)
 
     async def redo(self, thread_id: str) -> Operation:
-        """Do again what was undone last."""
         return await redo(self._work, thread_id)
 
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
-        """Return the log, newest first."""
         return await operations(self._work, thread_id, limit)
 
-    async def branch(self, source: Key, name: str, effects: str = "share") -> str:
-        """Start a thread at a checkpoint and return the new thread's id."""
-        return await branch(self._work, source, name, effects)
+    async def branch(
+        self, checkpoint_id: str, thread_id: str | None, namespace: str | None, name: str, effects: str = "share"
+    ) -> str:
+        origin = await self._origin(checkpoint_id, thread_id, namespace)
+        return await branch(self._work, origin, name, effects)
+
+    async def _origin(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Origin:
+        """Return a checkpoint that must be there, and the top of its thread's log."""
+        found = await _origin_in(self._work.store, checks.checkpoint_id(checkpoint_id))
+        if found is not None:
+            key = found.stored.record.key
+            if thread_id in (None, key.thread_id) and namespace in (None, key.namespace):
+                calls.about(key.thread_id)
+                return found
+        return await self._work.origin(await self.locate(checkpoint_id, thread_id, namespace))
 
     async def merge(self, branch: str, into: str, resolve: Resolve, namespace: str, graph: Any = None) -> str:
-        """Merge the head of one thread into another and return the merge's id."""
         return await merge(self._work, branch, into, resolve, namespace, graph)
 
     async def plan_merge(
@@ -291,33 +283,48 @@ class StoreTimeline:
     # -- retention
 
     async def pin(self, key: Key, *, pinned: bool) -> None:
-        """Set or lift the mark that keeps a checkpoint from retention."""
         stored = await self._work.require(key)
         if stored.pinned == pinned:
             return
         details = {"checkpoint_id": key.checkpoint_id, "namespace": key.namespace}
-        lift = operation_log.Undo(key.thread_id, {}, [], {}, [Pin(key, not pinned)])
-        top = await self._work.top_operation(key.thread_id)
-        entry = operation_log.entry("pin" if pinned else "unpin", details, lift, top, stored.seq)
-        change = Change(thread_id=key.thread_id, namespace=key.namespace, pins=[Pin(key, pinned)], log=entry)
-        await self._work.store.commit(change)
+        await self._work.log(key, "pin" if pinned else "unpin", details, stored.seq, Pin(key, pinned))
         self._work.forget(key.thread_id)
 
     async def tag(self, key: Key, tag: str, *, is_given: bool) -> None:
-        """Give a checkpoint a tag, or take one away."""
         await set_tag(self._work, key, tag, is_given=is_given)
 
+    async def note(self, key: Key, text: str) -> None:
+        await labels.note(self._work, key, text)
+
+    async def rename(self, thread_id: str, name: str) -> None:
+        await labels.rename(self._work, thread_id, name)
+
+    async def archive(self, thread_id: str, *, is_archived: bool) -> None:
+        await labels.archive(self._work, thread_id, is_archived=is_archived)
+
     async def collect(self, thread_id: str | None, *, dry_run: bool) -> GCReport:
-        """Apply the retention policy and give the space back."""
         return await self._work.keeper.collect(self._work.store, thread_id, dry_run=dry_run)
 
     async def close(self) -> None:
-        """Close the store."""
         await self._backend.close()
 
 
 def next_node_change(before: str, after: str) -> list[Difference]:
     """Return the change of `next_node`, if it is one."""
-    if before == after:
-        return []
-    return [Difference("next_node", "changed", before, after)]
+    return [] if before == after else [Difference("next_node", "changed", before, after)]
+
+
+async def _origin_in(store: Store, checkpoint_id: str) -> Origin | None:
+    """Return what a branch begins with, if the store can tell in one look; None: ask for it one by one."""
+    if not _finds_origins(type(store)):
+        return None
+    try:
+        return await cast(FindsOrigins, store).origin(checkpoint_id)
+    except CheckpointCorrupted:
+        # Asked for one by one, the error says what is damaged, and whose it is.
+        return None
+
+
+@cache  # to look for the methods of a protocol takes longer than a look at the rows
+def _finds_origins(kind: type) -> bool:
+    return issubclass(kind, FindsOrigins)

@@ -9,7 +9,7 @@ from everstep.history import operation_log
 from everstep.history.adapter import described
 from everstep.history.given_tags import GIVEN, NO_CHANGES, TAKEN, TagChanges, tag_changes
 from everstep.runtime import checks
-from everstep.stores.protocol import Change, Key, Store
+from everstep.stores.protocol import Key, Store
 from everstep.timeline.workspace import Workspace
 
 TAG_BYTES_MAX = 200
@@ -35,10 +35,7 @@ async def set_tag(work: Workspace, key: Key, tag: str, *, is_given: bool) -> boo
     if (tag in changes.applied_to(described(stored.record)[0])) == is_given:
         return False
     details = {"checkpoint_id": key.checkpoint_id, "namespace": key.namespace, "tag": tag}
-    nothing_else = operation_log.Undo(key.thread_id, {}, [], {})
-    top = await work.top_operation(key.thread_id)
-    entry = operation_log.entry(GIVEN if is_given else TAKEN, details, nothing_else, top, stored.seq)
-    await work.store.commit(Change(thread_id=key.thread_id, namespace=key.namespace, log=entry))
+    await work.log(key, GIVEN if is_given else TAKEN, details, stored.seq)
     return True
 
 

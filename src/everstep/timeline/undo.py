@@ -68,11 +68,9 @@ async def _swap(work: Workspace, thread_id: str, entry: Entry) -> None:
 
 
 async def _require_thread(work: Workspace, thread_id: str, entry: Entry, undo: operation_log.Undo) -> Thread:
-    """Return the thread that the operation changed: for a branch, not the one whose log it stands in."""
+    """Return the thread that the operation changed: for a branch, not the one whose log has it."""
     thread = await work.store.thread(undo.thread_id)
-    own = thread
-    if undo.thread_id != thread_id:
-        own = await work.store.thread(thread_id)
+    own = await work.store.thread(thread_id) if undo.thread_id != thread_id else thread
     # A thread of another family is a new one, with the name of the one that was deleted.
     if thread is None or own is None or own.family != thread.family:
         raise CannotUndo(f"{entry.kind}: the thread {undo.thread_id!r} was deleted, and deletion is final")
@@ -100,7 +98,7 @@ async def _about_all(work: Workspace, undo: operation_log.Undo, thread: Thread) 
 
 
 async def _pending(work: Workspace, entry: Entry, undo: operation_log.Undo, thread: Thread) -> list[Hidden]:
-    """Return the pending writes that stand where a swap puts others."""
+    """Return the pending writes in whose places a swap puts others."""
     found: list[Hidden] = []
     for place in sorted(operation_log.written(entry, undo, thread)):
         key = Key(thread.thread_id, *place)

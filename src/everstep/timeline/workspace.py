@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from everstep.config import SnapshotConfig
@@ -11,7 +11,8 @@ from everstep.history import operation_log
 from everstep.repository.repository import Repository
 from everstep.repository.turns import Beaten, until_done
 from everstep.retention.keeper import Keeper
-from everstep.stores.protocol import Key, Operation, Store, Stored
+from everstep.stores.abilities import Origin
+from everstep.stores.protocol import Change, Key, Operation, Pin, Store, Stored
 
 T = TypeVar("T")
 
@@ -67,6 +68,10 @@ class Workspace:
             raise InvalidInput(f"thread {thread_id!r} has no checkpoints")
         return loaded.stored
 
+    async def origin(self, key: Key) -> Origin:
+        """Return a checkpoint that must be there, and the top of its thread's log."""
+        return Origin(await self.require(key), await self.top_operation(key.thread_id))
+
     def forget(self, thread_id: str) -> None:
         """Forget what is remembered of a thread whose head was moved."""
         self.repository.forget(thread_id)
@@ -86,3 +91,13 @@ class Workspace:
     async def top_operation(self, thread_id: str) -> int:
         """Return the number of the operation that undo would take back; 0 if there is none."""
         return operation_log.top(await self.newest_operations(thread_id))
+
+    async def log(self, key: Key, kind: str, details: Mapping[str, str], made_at_seq: int, *pins: Pin) -> None:
+        """Note in a thread's log what was said about it or a checkpoint: nothing else changes, but for a pin.
+
+        Of the key the thread and the namespace count.
+        """
+        taken_back = [pin._replace(pinned=not pin.pinned) for pin in pins]
+        undo = operation_log.Undo(key.thread_id, {}, [], {}, taken_back)
+        entry = operation_log.entry(kind, details, undo, await self.top_operation(key.thread_id), made_at_seq)
+        await self.store.commit(Change(thread_id=key.thread_id, namespace=key.namespace, pins=pins, log=entry))

@@ -114,7 +114,8 @@ class _Known(NamedTuple):
 async def _backup(store: Side, folder: Path, progress: Progress | None, *, blocking: bool) -> BackupReport:
     run = runner(blocking)
     async with opened(store, "source", blocking) as one:
-        folder.mkdir(parents=True, exist_ok=True)
+        # For its owner only, since it holds what the store holds.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         manifest = _read_manifest(folder)
         known: dict[str, _Known] = {}
         number = 1

@@ -30,6 +30,8 @@ from everstep.types import utc_now
 T = TypeVar("T")
 File = str | os.PathLike[str] | BinaryIO
 Run = Callable[..., Any]
+# A file may hold millions of threads, and nobody reads a list of them.
+_NAMES_MAX = 100
 
 
 def export_threads(
@@ -109,7 +111,8 @@ async def _import(
     run = runner(blocking)
     async with _read(file) as content, opened(store, "target", blocking) as other:
         source = ArchiveSource(content, names, run)
-        return await Target(other, source, progress, verify=verify, may_go_back=False).take_all()
+        report = await Target(other, source, progress, verify=verify, may_go_back=False).take_all()
+    return replace(report, thread_ids=tuple(source.taken_names))
 
 
 def runner(blocking: bool) -> Run:
@@ -147,10 +150,12 @@ async def write_aside(path: Path, run: Run) -> AsyncIterator[BinaryIO]:
     """Give a file that gets this name in the end, when everything is on the disk; before, there is nothing new."""
     aside = path.with_name(f"{path.name}.part")
     try:
-        with aside.open("wb") as out:
+        with _open_new(aside) as out:
             yield out
             await run(_sync, out)
-        aside.replace(path)
+            is_ours = os.fstat(out.fileno()).st_ino == aside.stat().st_ino
+        if is_ours:
+            aside.replace(path)
         await run(sync_folder, path.parent)
     except OSError as exc:
         aside.unlink(missing_ok=True)
@@ -158,6 +163,18 @@ async def write_aside(path: Path, run: Run) -> AsyncIterator[BinaryIO]:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+    if not is_ours:
+        raise InvalidInput(f"{path} is being written by another program, too; what was written here is not kept")
+
+
+def _open_new(path: Path) -> BinaryIO:
+    """Return a new file that only its owner can read, as a store is: it holds the same.
+
+    What is left of one that broke off goes first. Nothing is written through a link that somebody has put there.
+    """
+    path.unlink(missing_ok=True)
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+    return open(number, "wb")
 
 
 def _sync(out: BinaryIO) -> None:
@@ -314,6 +331,8 @@ class ArchiveSource:
         self._identities = identities
         self.taken: set[bytes] = set()
         """The families that somebody took, by identity."""
+        self.taken_names: list[str] = []
+        """The threads of these families, as many as are told."""
         self._names = names
         self.run = run
         self.threads_total = 0
@@ -336,6 +355,8 @@ class ArchiveSource:
                 self.taken.add(family.identity)
                 yield coming
                 _check_finished(coming)
+                if coming.is_whole:
+                    self._note_names(family)
             else:
                 await coming.skip()
             if coming.is_whole:
@@ -349,6 +370,11 @@ class ArchiveSource:
         await self.run(self._items.check_end)
         if missing:
             raise InvalidInput(f"there is no thread {min(missing)!r} in the file")
+
+    def _note_names(self, family: families.Family) -> None:
+        for name in family.raws:
+            if len(self.taken_names) < _NAMES_MAX:
+                self.taken_names.append(name)
 
     def _is_wanted(self, family: families.Family) -> bool:
         if self._identities is not None and family.identity not in self._identities:

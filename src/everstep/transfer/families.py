@@ -78,11 +78,9 @@ class Receiver(Protocol):
 
     def wants(self, entry: Entry) -> bool:
         """Whether a checkpoint must be sent."""
-        ...
 
     async def held(self, asked: Sequence[bytes]) -> list[Object]:
         """Return those of these objects that need not be sent, since they are there."""
-        ...
 
 
 class Pass:
@@ -108,7 +106,6 @@ class Source(Protocol):
 
     def passes(self) -> AsyncGenerator[Pass, None]:
         """Yield passes of families, one after the other."""
-        ...
 
 
 class Lost(Exception):

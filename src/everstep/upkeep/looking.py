@@ -15,6 +15,8 @@ PAGE = 500
 _ROW_BYTES = 64
 """What a checkpoint is taken to be stored in besides its root and the hashes in it, where the store does not say."""
 _SEQ_MAX = 1 << 62
+# So many that can neither be read nor named, one after the other, are looked for one by one.
+_ALIKE_MAX = 16
 
 DAMAGE = (CheckpointCorrupted, StoreMismatch, HeadRegressed)
 """What a store raises where it meets damage: one whose first bytes are wrong may look like another's."""
@@ -36,6 +38,11 @@ class Look(NamedTuple):
     """Checkpoints that are there and cannot be read, as far as their names are known."""
     not_found_by: Sequence[Key] = ()
     """Checkpoints that are whole, and would not be found by their tags or metadata."""
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether checkpoints may be there that could not be read, and that nobody can name."""
+        return any(finding.kind == "checkpoint" and finding.checkpoint_id is None for finding in self.findings)
 
 
 def finding_of(error: Exception, kind: str, thread_id: str | None) -> Finding:
@@ -131,6 +138,7 @@ class _Reader:
     async def _pages(self, namespace: str) -> AsyncIterator[EntryPage]:
         after = 0
         limit = PAGE
+        alike = 0
         while True:
             query = Query(
                 thread_id=self._thread_id, namespace=namespace, hidden="also", order="oldest", after_seq=after,
@@ -147,8 +155,11 @@ class _Reader:
                 if seq is None:
                     # Nothing of it can be listed.
                     return
-                after = seq
+                alike = 0 if self._findings[-1].checkpoint_id else alike + 1
+                # What is in the way of all is looked for at ever fewer places: each takes many questions.
+                after = seq + (1 << max(0, alike - _ALIKE_MAX)) - 1
                 continue
+            alike = 0
             if page.entries:
                 yield page
                 after = page.entries[-1].seq

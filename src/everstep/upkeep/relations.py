@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from everstep.history.checkpoint_tree import is_among
 from everstep.history.given_tags import says_which_tag
+from everstep.history.labels import says_what
 from everstep.history.operation_log import undo_of
 from everstep.reports import Finding
 from everstep.stores.covers import Covers
@@ -25,7 +26,8 @@ _OWN_ID = re.compile(r"ckpt-(.*)-(\d+)-[0-9a-f]+", re.DOTALL)
 def thread_findings(look: Look) -> Iterator[Finding]:
     """Yield what is wrong within a thread that nobody changed while it was read."""
     raw = look.raw
-    if raw is None or not look.is_steady:
+    # What is missing may be among those that could not be read: that is told already.
+    if raw is None or not look.is_steady or look.has_gaps:
         return
     lines: dict[str, list[Entry]] = {}
     for entry in look.entries:
@@ -182,6 +184,8 @@ def _log_findings(raw: RawThread) -> Iterator[Finding]:
         last = operation.seq
         if not says_which_tag(operation):
             yield _finding("operation", f"operation {operation.seq} is about a tag, and does not say which", raw)
+        if not says_what(operation):
+            yield _finding("operation", f"operation {operation.seq} is a {operation.kind}, and does not say what", raw)
         if "undo" not in operation.data:
             # It is one of somebody who does not undo.
             continue
@@ -209,7 +213,7 @@ def family_findings(looks: Mapping[str, Look]) -> Iterator[Finding]:
     raws: dict[str, RawThread] = {}
     seqs: dict[Key, int] = {}
     for name, look in looks.items():
-        if look.raw is None or not look.is_steady:
+        if look.raw is None or not look.is_steady or look.has_gaps:
             return
         raws[name] = look.raw
         for entry in look.entries:

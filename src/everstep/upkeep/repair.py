@@ -9,23 +9,28 @@ stored, segments that follow something, pins and hidden stretches of what is the
 from __future__ import annotations
 
 import json
+import logging
 import os
 from base64 import b64encode
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from everstep.errors import InvalidInput
+from everstep.errors import InvalidInput, StoreError
 from everstep.history.given_tags import says_which_tag
+from everstep.history.labels import says_what
 from everstep.reports import RepairReport, UpkeepProgress
 from everstep.stores.covers import Covers
-from everstep.stores.inspection import Entry, Lost, Mending
+from everstep.stores.inspection import Entry, Lost, Mending, Rehearsing
 from everstep.stores.protocol import Key, Part, Place, RawLine, RawThread, SharedState, Store, Stored, Write
 from everstep.upkeep.looking import Look
 from everstep.upkeep.relations import entry_of_id, is_in_order, later_in_segment, only_parent
 from everstep.upkeep.verify import Family, Progress, needs, verify
+
+T = TypeVar("T")
+logger = logging.getLogger("everstep")
 
 # What was put right may show what else is wrong.
 _ROUNDS_MAX = 4
@@ -40,7 +45,8 @@ async def repair(
     progress: Progress | None = None,
 ) -> RepairReport:
     """Put a thread, or (None) the whole store, right, and return what was done."""
-    return await _Repair(store, thread_id, dry_run, _keep_path(store, keep), progress).run()
+    kept = _KeptRows(_keep_path(store, keep), is_written=not dry_run)
+    return await _Repair(store, thread_id, dry_run, kept, progress).run()
 
 
 def _keep_path(store: Store, keep: str | os.PathLike[str] | None) -> Path:
@@ -55,12 +61,12 @@ def _keep_path(store: Store, keep: str | os.PathLike[str] | None) -> Path:
 
 class _Repair:
     def __init__(
-        self, store: Store, thread_id: str | None, dry_run: bool, keep: Path, progress: Progress | None
+        self, store: Store, thread_id: str | None, dry_run: bool, kept: _KeptRows, progress: Progress | None
     ) -> None:
         self._store = store
         self._only = thread_id
         self._progress = progress
-        self._kept = _KeptRows(keep, is_written=not dry_run)
+        self._kept = kept
         self._report = RepairReport(dry_run=dry_run)
 
     async def run(self) -> RepairReport:
@@ -70,14 +76,37 @@ class _Repair:
         report.left = list(found.findings)
         if found.ok:
             return report
-        if report.dry_run:
+        if not report.dry_run:
+            await self._repair_all()
+        elif not await self._rehearse():
             await self._mend_tables()
             await self._repair_families(found.damaged_threads)
-        else:
-            await self._repair_all()
+        self._tell_what_is_whole_again()
         report.threads = sorted(set(report.threads))
         report.kept_in = await self._kept.close()
         return report
+
+    async def _rehearse(self) -> bool:
+        """Repair a copy, and tell what that did; False: there is no copy to be had.
+
+        What is damaged may hide other damage, so only a repair tells all that it would do.
+        """
+        if not isinstance(self._store, Rehearsing):
+            return False
+        try:
+            async with self._store.rehearsal() as copy:
+                tried = _Repair(copy, self._only, False, self._kept, self._progress)
+                await tried._repair_all()
+        except (OSError, StoreError) as exc:
+            logger.info("a repair cannot be tried on a copy: %s", exc)
+            return False
+        report = self._report
+        places = _folder_of(copy), _folder_of(self._store)
+        report.actions = [action.replace(*places) for action in tried._report.actions]
+        report.removed = tried._report.removed
+        report.threads = tried._report.threads
+        report.left = tried._report.left
+        return True
 
     async def _repair_all(self) -> None:
         """Go round until nothing is wrong, or nothing more can be done."""
@@ -93,6 +122,20 @@ class _Repair:
             report.left = list((await verify(self._store, self._only)).findings)
             if not report.left or report.actions == before:
                 break
+
+    def _tell_what_is_whole_again(self) -> None:
+        """Name what is right again and of which nothing went: it was made anew from what else is stored."""
+        report = self._report
+        still_wrong = {finding.thread_id for finding in report.left}
+        right_again: dict[str | None, None] = {}
+        for finding in report.found:
+            if finding.thread_id not in still_wrong and finding.thread_id not in report.threads:
+                right_again[finding.thread_id] = None
+        if None in right_again and not report.actions:
+            report.actions.append("tables and indexes agree again")
+        for name in right_again:
+            if name is not None:
+                report.actions.append(f"thread {name!r}: it is whole again, by what else is stored")
 
     async def _repair_families(self, damaged: Sequence[str]) -> set[str]:
         """Put the families of damaged threads right; return those in which objects may have lost their last reader."""
@@ -113,11 +156,10 @@ class _Repair:
         # Before it is removed.
         await self._kept.write(lost)
         if not self._report.dry_run:
-            done = await self._store.mend_tables(dry_run=False)
-            # Others may have written between the two looks: what went besides is kept, too.
             told = set(map(repr, lost))
-            lost = [*lost, *(each for each in done if repr(each) not in told)]
-            await self._kept.write(lost[len(told) :])
+            lost = await self._store.mend_tables(dry_run=False)
+            # Others may have written between the two looks: what went besides is kept, too.
+            await self._kept.write([each for each in lost if repr(each) not in told])
         for each in lost:
             self._act(f"set aside: {each.what}", each.thread_id)
 
@@ -177,9 +219,42 @@ class _Repair:
             if loaded is not None:
                 checkpoints.append(loaded.stored._replace(segment=entry.segment))
         thread = _with_segments(settled.raw, segments, settled.entries)
+        # Before it is removed.
+        await self._kept.write(_dropped(raw, settled.raw))
         await self._store.adopt(Part(raw.thread_id, checkpoints=checkpoints, segments=segments, threads=[thread]))
         for what in settled.actions or ["what its parts follow is put right"]:
             self._act(what, raw.thread_id)
+
+
+def _folder_of(store: Store) -> str:
+    """Return the folder of a store that is a file."""
+    path: Path = getattr(store, "path", Path())
+    return str(path.parent)
+
+
+def _dropped(before: RawThread, after: RawThread) -> list[Lost]:
+    """Return what a thread has no longer: parts of it that name what is not there, or say nothing."""
+    name = before.thread_id
+    lost = [
+        Lost("an operation of the log", name, stored=each) for each in _without(before.operations, after.operations)
+    ]
+    lost += [
+        Lost("a hidden stretch", name, each.namespace, stored=each) for each in _without(before.hidden, after.hidden)
+    ]
+    for key, write in _without(before.writes, after.writes):
+        lost.append(Lost("a pending write", name, key.namespace, key.checkpoint_id, write))
+    for seq in sorted(before.pinned - after.pinned):
+        lost.append(Lost("a pin", name, stored=[seq]))
+    for other, states in before.shared_states.items():
+        for state in _without(states, after.shared_states.get(other, ())):
+            lost.append(Lost(f"a state in common with thread {other!r}", name, stored=state))
+    return lost
+
+
+def _without(items: Iterable[T], left: Iterable[T]) -> list[T]:
+    """Return the items that are not left. Those that are, are the same objects: `settle` makes none of them anew."""
+    kept = set(map(id, left))
+    return [item for item in items if id(item) not in kept]
 
 
 def _missing_segments(
@@ -274,9 +349,9 @@ def settle(
     if began and not _is_origin_stored(raw, family):
         began = 0
         actions.append("its beginning is not stored any more")
-    operations = [operation for operation in raw.operations if says_which_tag(operation)]
+    operations = [operation for operation in raw.operations if says_which_tag(operation) and says_what(operation)]
     if len(operations) != len(raw.operations):
-        actions.append("operations that do not say which tag they are about are dropped")
+        actions.append("operations that do not say which tag they are about, which name or which note, are dropped")
     if not actions:
         return Settled(raw, entries, actions)
     changed = raw._replace(
@@ -421,6 +496,8 @@ def _plain(value: Any) -> Any:
         return {"base64": b64encode(bytes(value)).decode()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
     if value is None or isinstance(value, (bool, int, float)):
         return value
     return str(value).encode("utf-8", "backslashreplace").decode()

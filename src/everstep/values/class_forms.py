@@ -56,11 +56,9 @@ class Form(Protocol):
 
     def to_state(self, value: Any, /) -> Any:
         """Return what is saved of an object."""
-        ...
 
     def from_state(self, state: Any, /) -> Any:
         """Return the object that was saved so; CheckpointCorrupted if it cannot have been."""
-        ...
 
 
 def known_ways(cls: type, *, self_describing: bool = False, is_storable: IsKept | None = None) -> Ways:
@@ -276,10 +274,9 @@ class _PydanticForm:
 
     def to_state(self, model: Any) -> Any:
         # vars() keeps the order fields were set in, and fields_set is what exclude_unset reads.
-        values = {}
-        for name, held in vars(model).items():
-            if name in self._own_fields or self._is_kept(held):
-                values[name] = held
+        values = vars(model).copy()
+        if not values.keys() <= self._own_fields:  # as in few models: a cached property, an excluded field
+            values = {name: held for name, held in values.items() if name in self._own_fields or self._is_kept(held)}
         private = model.__pydantic_private__
         if private is not None:
             private = _only(private, lambda held: _is_set(held) and self._is_kept(held))

@@ -22,9 +22,12 @@ ZSTD_DICTIONARY = b"\x02"
 
 _MAGIC = b"\x28\xb5\x2f\xfd"  # begins every frame, so small bodies are kept without it
 _SMALL_FRAMES = frozenset((ZSTD_DICTIONARY + b"\x20", ZSTD_DICTIONARY + b"\x60"))  # claim a size of at most 65,791
+_MIDDLE_FRAME = ZSTD + _MAGIC + b"\x60"  # claims no more, either
 _HEADER_BYTES = 18  # of a frame, at most
 _WORTH_BYTES = 48
 _FEW = 32
+_LARGE_BYTES = 8 << 10
+_SAMPLE_BYTES = 2048
 _SMALL_BYTES = 1 << 16
 _DICTIONARY_BYTES = 2048
 _OUTPUT_FREE = 1 << 20
@@ -125,22 +128,41 @@ def squeeze_all(bodies: Sequence[bytes], *, thorough: bool = False) -> list[byte
     found = []
     contexts = _take_contexts()
     compress_small = contexts.compress_few if thorough and len(bodies) <= _FEW else contexts.compress_small
+    is_doubtful = False
     for body in bodies:
         size = len(body)
-        if size < _WORTH_BYTES:
+        # What comes after numbers, or an image, is likely to be more of it. A sample of it tells that.
+        if size < _WORTH_BYTES or (is_doubtful and size >= _LARGE_BYTES and not _is_sample_worth_it(body, contexts)):
             found.append(PLAIN + body)
             continue
         # The dictionary helps small bodies; a large one finds its own repetitions.
         small = size < _DICTIONARY_BYTES
         packed = compress_small(body) if small else contexts.compress(body)
         stored_bytes = len(packed)
-        is_worth_it = stored_bytes < size - size // 10
-        if not is_worth_it or (size > _HIDDEN_RATIO * stored_bytes and _grows_too_much(body, stored_bytes)):
+        is_doubtful = not _is_worth_it(size, stored_bytes)
+        if is_doubtful or (size > _HIDDEN_RATIO * stored_bytes and _grows_too_much(body, stored_bytes)):
             found.append(PLAIN + body)
         else:
             found.append((ZSTD_DICTIONARY if small else ZSTD) + packed)
     _idle.append(contexts)  # not after an error: its state is not known
     return found
+
+
+def _is_worth_it(size: int, stored_bytes: int) -> bool:
+    """Whether a body is stored compressed.
+
+    To read one MB back that was compressed takes as long as reading it three times. So much is paid for text, which
+    becomes a third of what it was, and not for numbers and images, which would save a quarter at most.
+    """
+    saved_bytes = size - stored_bytes
+    return saved_bytes > size // 10 if size < _LARGE_BYTES else saved_bytes > size * 3 // 10
+
+
+def _is_sample_worth_it(body: bytes, contexts: _Contexts) -> bool:
+    """Whether a few bytes in the middle of a large body are worth to be compressed."""
+    start = len(body) // 2
+    sample = body[start : start + _SAMPLE_BYTES]
+    return len(contexts.compress(sample)) < len(sample) * 7 // 10
 
 
 def _grows_too_much(body: bytes, stored_bytes: int) -> bool:
@@ -183,12 +205,15 @@ def expand_all(stored: Iterable[bytes]) -> list[bytes]:
     allowed = _TOGETHER_FREE
     weight_allowed = _WEIGHT_FREE
     contexts = _take_contexts()
-    decompress = contexts.decompress_small
+    decompress = contexts.decompress
+    decompress_small = contexts.decompress_small
     for data in stored:
         allowed += _TOGETHER_RATIO * (len(data) + _ROW_BYTES)
-        if data[:2] in _SMALL_FRAMES:
+        if data[:1] == PLAIN:
+            body = data[1:]
+        elif data[:2] in _SMALL_FRAMES or data[:6] == _MIDDLE_FRAME:
             try:
-                body = decompress(data[1:])
+                body = decompress(data[1:]) if data[:1] == ZSTD else decompress_small(data[1:])
             except zstandard.ZstdError:
                 body = expand(data)  # says it properly
         else:

@@ -14,13 +14,48 @@ from everstep.values import codec
 _CHUNK = 64
 
 
-class Chunked(NamedTuple):
-    """The items of a list, packed: `_CHUNK` of them in each chunk but the last."""
+class Chunked:
+    """The items of a list, packed: `_CHUNK` of them in each chunk but the last.
 
-    length: int
-    chunks: list[bytes]
-    plain: list[bool]
-    """Of each chunk, whether it surely holds no bytes values: what packs to the same is then surely the same."""
+    Those of a list that was read are cut into chunks when they are first compared with others: many are only read.
+    """
+
+    __slots__ = ("_chunks", "_plain", "_uncut", "length")
+
+    def __init__(self, length: int, chunks: list[bytes], plain: list[bool]) -> None:
+        self.length = length
+        self._chunks = chunks
+        self._plain = plain
+        self._uncut: bytes | None = None
+
+    @classmethod
+    def uncut(cls, length: int, packed: bytes) -> Chunked:
+        """Return the items of a list of this length that is packed."""
+        found = cls(length, [], [])
+        found._uncut = packed
+        return found
+
+    @property
+    def chunks(self) -> list[bytes]:
+        """The items, in chunks."""
+        self._cut()
+        return self._chunks
+
+    @property
+    def plain(self) -> list[bool]:
+        """Of each chunk, whether it surely holds no bytes values: what packs to the same is then surely the same."""
+        self._cut()
+        return self._plain
+
+    def _cut(self) -> None:
+        # Another thread may be here, too: it is looked at once, and taken away last.
+        packed = self._uncut
+        if packed is None:
+            return
+        cut = chunked_packed(codec.items(packed))
+        self._chunks = cut.chunks
+        self._plain = cut.plain
+        self._uncut = None
 
     def packed(self) -> bytes:
         """Return the list, packed."""
@@ -28,7 +63,10 @@ class Chunked(NamedTuple):
 
     def parts(self) -> list[bytes]:
         """Return the list, packed, in parts."""
-        return [codec.array_header(self.length), *self.chunks]
+        uncut = self._uncut
+        if uncut is not None:
+            return [uncut]
+        return [codec.array_header(self.length), *self._chunks]
 
 
 class Overlap(NamedTuple):

@@ -54,7 +54,6 @@ def _own_limit() -> int:
 MISTAKEN = frozenset((bytearray, memoryview, ormsgpack.Ext))
 """What the packer writes by itself, but so that something else would be read."""
 MISTAKEN_OR_BYTES = MISTAKEN | {bytes}
-_EXTENSION_MARKS = (0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8)
 _OWN_LIMIT = _own_limit()
 _idle: defaultdict[int, deque[_Wrapper]] = defaultdict(lambda: deque(maxlen=16))
 """Wrappers that nobody uses, by the depth that they leave."""
@@ -81,7 +80,9 @@ def may_hold_extension(packed: bytes) -> bool:
     """
     if _EXTENSIONS_ARE_COUNTED and sys.getrefcount(ormsgpack.Ext) <= _REFERENCES:
         return False
-    return any(mark in packed for mark in _EXTENSION_MARKS)
+    # One after the other: this is asked of each object in a value, and a loop takes ten times as long.
+    is_sized = 0xC7 in packed or 0xC8 in packed or 0xC9 in packed
+    return is_sized or 0xD4 in packed or 0xD5 in packed or 0xD6 in packed or 0xD7 in packed or 0xD8 in packed
 
 
 def pack_wrapped(

@@ -32,7 +32,16 @@ def holds(value: Any, kinds: frozenset[type]) -> bool:
     """
     if type(value) is list and len(value) >= _LONG_LIST:
         return _any_holds([value], kinds)
-    return _any_holds([[value]], kinds)
+    level: list[Any] = [value]
+    # Most values are small: then one level after the other is quicker than any order among them.
+    while len(level) < _LONG_LIST:
+        types = set(map(type, level))
+        if not types.isdisjoint(kinds):
+            return True
+        if types.isdisjoint(CONTAINERS):
+            return False
+        level = gc.get_referents(*[part for part in level if type(part) in CONTAINERS])
+    return _any_holds([level], kinds)
 
 
 def rows_hold(rows: list[tuple[Any, ...]], kinds: frozenset[type]) -> bool:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_SIZES = ((64 << 10, 2 << 10), (512 << 10, 8 << 10))
+_SIZES = ((64 << 10, 4 << 10), (512 << 10, 8 << 10))
 """How large the pieces of a value are that is smaller than this. Small ones leave half of a database's pages empty."""
-_SIZE_MAX = 32 << 10
+PIECE_BYTES_MAX = 32 << 10
 
 _PROBE_BYTES = 64
 _PROBES_MAX = 4
@@ -28,7 +28,7 @@ def piece_size(total: int) -> int:
     for below, size in _SIZES:
         if total < below:
             return size
-    return _SIZE_MAX
+    return PIECE_BYTES_MAX
 
 
 class Layer:

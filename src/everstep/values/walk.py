@@ -222,7 +222,7 @@ class Walker:
         items = codec.listed(packed) if packed is not None else None
         if items is None:
             return None
-        parts = [Part(0, bare(self.writer.packed(item))) for item in items]
+        parts = [Part(0, bare(self.writer.item(item))) for item in items]
         return Items(parts, len(parts), sum(map(len, items)))
 
     def messages(self, node: Node) -> Need[Items]:
@@ -367,7 +367,7 @@ class Walker:
         opened = yield from together([self.resolve(node) for node in stored])
         cut = [node for node, inner in zip(stored, opened, strict=True) if inner.body[0] in (tree.PIECES, tree.MAP)]
         packed = yield from self.packed(cut)
-        anew = {node: bare(self.writer.packed(value)) for node, value in zip(cut, packed, strict=True)}
+        anew = {node: bare(self.writer.item(value)) for node, value in zip(cut, packed, strict=True)}
         return [node if node is None else anew.get(node, node) for node in nodes]
 
     def in_pieces(self, node: Node) -> Need[tree.InPieces | None]:

@@ -15,7 +15,7 @@ from everstep.history.adapter import is_own
 from everstep.reports import Conflict
 from everstep.repository.step import check_messages
 from everstep.runtime import checks
-from everstep.stores.protocol import Key, Stored
+from everstep.stores.protocol import Key, Query, Stored
 from everstep.timeline.merge import MergePlan
 from everstep.timeline.store import StoreTimeline
 from everstep.types import MISSING
@@ -350,3 +350,19 @@ def _both(conflict: Conflict) -> list[Any]:
 
 def _place_ref(key: Key) -> dict[str, Any]:
     return {"id": key.checkpoint_id, "ref": f"{key.thread_id}@{key.checkpoint_id}", "thread_id": key.thread_id}
+
+
+# -- delete
+
+
+async def delete(engine: CheckpointEngine, thread_id: str, *, dry_run: bool = False) -> dict[str, Any]:
+    """Delete a thread for good, hidden checkpoints included, or only tell how many it has. Its branches stay."""
+    thread_id = checks.thread_id(thread_id)
+    store = repository_of(engine).store
+    count = await store.count(Query(thread_id=thread_id, namespace=None, hidden="also"))
+    if not count:
+        # This says what may have been meant.
+        await engine.resolve("@", thread_id=thread_id)
+    if not dry_run:
+        count = await engine.checkpointer.delete_thread(thread_id)
+    return {"threads": [thread_id], "checkpoints": count, "dry_run": dry_run}

@@ -135,14 +135,22 @@ def _error(stored: Stored, seen: rows.Seen, values: Values) -> dict[str, Any] | 
     return told
 
 
+def _short_ref(key: Key) -> str:
+    """Return the shortest text that always means a checkpoint: its id, where that says which thread it is of."""
+    if key.checkpoint_id.startswith(f"ckpt-{key.thread_id}-"):
+        return key.checkpoint_id
+    return f"{key.thread_id}@{key.checkpoint_id}"
+
+
 def _copies(key: Key) -> dict[str, str]:
     """Return how to get at a checkpoint by other ways."""
-    ref = f"{key.thread_id}@{key.checkpoint_id}"
+    ref = _short_ref(key)
     namespace = ""
     if key.namespace:
         namespace = f", namespace={key.namespace!r}"
     address = f"$EVERSTEP_URL/api/v1/checkpoint?ref={quote(ref, safe='')}"
     return {
+        "ref": ref,
         "python": f"await engine.get({key.checkpoint_id!r}, thread_id={key.thread_id!r}{namespace})",
         "cli": f"everstep show {shlex.quote(ref)}",
         "curl": f'curl -s "{address}"',

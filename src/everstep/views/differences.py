@@ -63,8 +63,8 @@ class Changed(NamedTuple):
         return ", ".join(parts)
 
     def touches(self, path: str) -> bool:
-        """Whether something at a path, below it or above it changed: `/plan`, `/plan/*`, `state.plan`, `messages`."""
-        wanted = parsed(path.strip().removesuffix("/*"))
+        """Whether something at a path, below it or above it changed: `/plan`, `/plan/*`, `state.plan.*`, `messages`."""
+        wanted = parsed(path.strip().removesuffix("/*").removesuffix(".*").removesuffix("[*]"))
         if wanted[:1] == ["messages"]:
             return bool(self.added or self.edited or self.removed)
         ways = [_way(key) for key in self.keys]

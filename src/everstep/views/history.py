@@ -13,10 +13,12 @@ from everstep.errors import CheckpointNotFound, InvalidInput
 from everstep.history.adapter import is_own
 from everstep.history.ancestry import Ancestry, ancestry_of
 from everstep.history.checkpoint_tree import Segments
+from everstep.history.given_tags import NO_CHANGES
+from everstep.history.labels import NO_LABELS
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Loaded, Record, Stored
-from everstep.timeline.tags import changes_of
+from everstep.timeline.labels import said_of
 from everstep.views import rows as rows_of
 from everstep.views import run_steps
 from everstep.views.differences import Changed, changed_since_parent
@@ -308,15 +310,19 @@ async def look(repository: Repository, listed: Sequence[Stored]) -> dict[Key, Se
     tools = [stored.record.key for stored in listed if rows_of.needs_message(stored)]
     found: dict[Key, Seen] = {}
     if tools:
-        said = await last_messages(repository, await stored_by_key(repository.store, tools))
-        found = {key: Seen(message=message) for key, message in said.items()}
+        messages = await last_messages(repository, await stored_by_key(repository.store, tools))
+        found = {key: Seen(message=message) for key, message in messages.items()}
     found |= await _look_at_runs(repository, listed)
     if graphs:
         found |= await _look_at_graphs(repository, graphs)
     keys = {stored.record.key for stored in listed}
-    for key, changes in (await changes_of(repository.store, {key.thread_id for key in keys})).items():
-        if key in keys:
-            found[key] = found.get(key, NOTHING)._replace(tag_changes=changes)
+    said = await said_of(repository.store, {key.thread_id for key in keys})
+    for key in keys:
+        labels = said.labels[key.thread_id]
+        if key in said.tags or key in said.notes or labels != NO_LABELS:
+            found[key] = found.get(key, NOTHING)._replace(
+                tag_changes=said.tags.get(key, NO_CHANGES), note=said.notes.get(key, ""), labels=labels
+            )
     return found
 
 
@@ -386,7 +392,6 @@ def _has_new_message(found: Loaded, loaded: Mapping[Key, Loaded]) -> bool:
 
 async def _seen(repository: Repository, found: Loaded, loaded: Mapping[Key, Loaded], message: Any) -> Seen:
     record = found.stored.record
-    family = found.stored.family
     before = _parent(record, loaded)
     is_merge_or_branch = bool(record.tags)
     ran: Sequence[str] = ()
@@ -395,6 +400,13 @@ async def _seen(repository: Repository, found: Loaded, loaded: Mapping[Key, Load
     noted = record.metadata.get("writes")
     if not ran and isinstance(noted, dict):
         ran = [name for name in noted if isinstance(name, str)]
+    seen = await look_at_pending(repository, found)
+    return seen._replace(ran=ran, message=message)
+
+
+async def look_at_pending(repository: Repository, found: Loaded) -> Seen:
+    """Return what the pending writes of a graph's checkpoint tell: what it asks for, and what failed."""
+    family = found.stored.family
     pending = rows_of.pending_of(found.writes)
     question: str | None = None
     if pending.question is not None:
@@ -404,7 +416,7 @@ async def _seen(repository: Repository, found: Loaded, loaded: Mapping[Key, Load
         value = await written(repository, family, pending.failure)
         node = rows_of.nodes_of([pending.failure._replace(idx=0)])
         failure = f"{', '.join(node) or 'A step'} failed: {rows_of.failure_text(value)}"
-    return Seen(ran, question, pending.was_asked, failure, pending.was_retried, message)
+    return Seen((), question, pending.was_asked, failure, pending.was_retried)
 
 
 # -- what changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from everstep.reports import Operation
@@ -30,12 +31,23 @@ def shown(operation: Operation) -> dict[str, Any]:
     }
 
 
+_OWN_ID = re.compile(r"ckpt-.*-([0-9]+)-[0-9a-f]{16}", re.DOTALL)
+
+
+def _place(checkpoint_id: str) -> str:
+    """Return a checkpoint as people name it: by its step, where its id tells that, else by the end of its id."""
+    own = _OWN_ID.fullmatch(checkpoint_id)
+    if own is not None:
+        return f"#{own[1]}"
+    return checkpoint_id.rpartition("-")[2][:8]
+
+
 def _text(kind: str, details: dict[str, Any]) -> str:
-    place = str(details.get("checkpoint_id", "")).rpartition("-")[2][:8]
+    place = _place(str(details.get("checkpoint_id", "")))
     match kind:
         case "rewind":
             behind = details.get("left_behind", 0)
-            left = f", {behind} left behind" if behind else ""
+            left = f", {behind} hidden" if behind else ""
             return f"rewind to {place}{left}"
         case "branch":
             return f"branch {details.get('name', '')} at {place}"
@@ -45,5 +57,9 @@ def _text(kind: str, details: dict[str, Any]) -> str:
             return f"{kind} {place}"
         case "tag" | "untag":
             return f"{kind} {place} {details.get('tag', '')}"
+        case "note":
+            return f"note about {place}: {details.get('note', '')}" if details.get("note") else f"no note about {place}"
+        case "rename":
+            return f"rename to {details['name']}" if details.get("name") else "rename to what it was called first"
         case _:
             return kind

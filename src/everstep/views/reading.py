@@ -16,6 +16,7 @@ from everstep.values import codec, tree
 from everstep.values.registry import Registered
 from everstep.values.walk import Need, Root, Walker, together
 from everstep.views.json_values import Opaque
+from everstep.views.redaction import redacted
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -91,7 +92,7 @@ async def values_of(repository: Repository, stored: Stored) -> Values:
     """Return the values of a checkpoint as plain data."""
     key = stored.record.key
     try:
-        return await _values(repository, stored)
+        return redacted(await _values(repository, stored))
     except CheckpointCorrupted as exc:
         # It was deleted meanwhile, which is no damage.
         if await repository.store.read(*key) is None:

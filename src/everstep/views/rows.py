@@ -11,9 +11,10 @@ from everstep.config import SnapshotTrigger
 from everstep.history.adapter import described, is_own
 from everstep.history.checkpoint_tree import branch_name
 from everstep.history.given_tags import NO_CHANGES, TagChanges
+from everstep.history.labels import NO_LABELS, Labels
 from everstep.stores.protocol import Key, Record, Stored, Write
 from everstep.views import run_steps
-from everstep.views.texts import as_text, branch_of, one_line
+from everstep.views.texts import as_text, branch_of, called, one_line, plain_text
 
 KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
 
@@ -62,6 +63,10 @@ class Seen(NamedTuple):
     """The newest message, if it was looked at."""
     tag_changes: TagChanges = NO_CHANGES
     """Tags that were given to it or taken from it later."""
+    note: str = ""
+    """What somebody noted about it."""
+    labels: Labels = NO_LABELS
+    """What was said about its thread."""
 
 
 NOTHING = Seen()
@@ -87,6 +92,7 @@ def row_of(
         "trigger": record.trigger,
         "next_node": one_line(record.next_node if next_node is None else next_node),
         "tags": tags,
+        "note": plain_text(seen.note),
         "chips": _chips(stored, seen, is_head=is_head, asked=asked, kind=kind),
         "head": is_head,
         "active": is_head and key.thread_id == asked and not key.namespace,
@@ -297,7 +303,7 @@ def _chips(stored: Stored, seen: Seen, *, is_head: bool, asked: str, kind: str) 
     elif is_head and key.thread_id == asked:
         chips.append(_chip("HEAD", "branch"))
     elif is_head:
-        chips.append(_chip(branch_of(key.thread_id), "branch"))
+        chips.append(_chip(called(key.thread_id, seen.labels), "branch"))
     if not record.parents and record.step <= 1 and not key.namespace:
         chips.append(_chip("start", "plain"))
     marks = (
@@ -307,6 +313,7 @@ def _chips(stored: Stored, seen: Seen, *, is_head: bool, asked: str, kind: str) 
         (seen.was_retried, "retried", "warn"),
         (stored.pinned, "pinned", "plain"),
         (stored.hidden, "hidden", "plain"),
+        (is_head and seen.labels.is_archived, "archived", "plain"),
     )
     for is_so, text, tone in marks:
         if is_so:
@@ -314,6 +321,8 @@ def _chips(stored: Stored, seen: Seen, *, is_head: bool, asked: str, kind: str) 
     chips += starmap(_chip, run_steps.marks_of(record))
     for tag in seen.tag_changes.applied_to(_given_tags(record)):
         chips.append(_chip(one_line(tag, 40), "plain"))
+    if seen.note:
+        chips.append(_chip(one_line(seen.note, 60), "note"))
     return chips
 
 

@@ -19,12 +19,13 @@ from everstep.repository.finding import make_search
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Hit, Place, Query, Record, Search, Store, Stored
+from everstep.timeline.labels import said_of
 from everstep.types import MISSING
 from everstep.views import run_steps
 from everstep.views.json_values import to_json
 from everstep.views.reading import number_of_cursor, repository_of, values_of
 from everstep.views.scanning import Scan
-from everstep.views.texts import as_text, branch_of, one_line, origin_ref, plain_text
+from everstep.views.texts import as_text, called, one_line, origin_ref, plain_text
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -261,6 +262,7 @@ def _json(value: Any) -> Any:
 
 async def _branches(repository: Repository, names: Sequence[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
+    labels = (await said_of(repository.store, names[:_BRANCHES_MAX])).labels
     for name in names[:_BRANCHES_MAX]:
         thread = await repository.store.thread(name, brief=True)
         try:
@@ -270,7 +272,7 @@ async def _branches(repository: Repository, names: Sequence[str]) -> list[dict[s
         found.append(
             {
                 "thread_id": name,
-                "name": branch_of(name),
+                "name": called(name, labels[name]),
                 "status": info.status,
                 "origin": origin_ref(thread),
                 "updated_at": one_line(info.updated_at, 64),

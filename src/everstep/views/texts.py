@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from everstep.history.labels import Labels
 from everstep.stores.protocol import Thread
+from everstep.timeline.branch import branch_name
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]")
 _SPACES = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 # Marks that turn the direction of text, and could make a name look like another one.
 _TURNS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_BRANCH = re.compile(r".*-branch-(.+)-[0-9a-f]{16}", re.DOTALL)
 
 TITLE_CHARS_MAX = 200
+NAME_CHARS_MAX = 80
 
 
 def one_line(text: str, limit: int = TITLE_CHARS_MAX) -> str:
@@ -36,8 +38,12 @@ def plain_text(text: str) -> str:
 
 def branch_of(thread_id: str) -> str:
     """Return what people call a thread: of a branch the name that it was given, without what it began from."""
-    found = _BRANCH.fullmatch(thread_id)
-    return one_line(found[1] if found is not None else thread_id, 80)
+    return one_line(branch_name(thread_id) or thread_id, NAME_CHARS_MAX)
+
+
+def called(thread_id: str, labels: Labels) -> str:
+    """Return what people call a thread now: a branch may have got another name since it was made."""
+    return one_line(labels.name, NAME_CHARS_MAX) or branch_of(thread_id)
 
 
 def origin_ref(thread: Thread | None) -> str | None:

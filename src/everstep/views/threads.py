@@ -10,22 +10,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history.adapter import described, is_own
+from everstep.history.labels import NO_LABELS, Labels
 from everstep.repository.finding import make_search
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Hit, Key, Loaded, Record, Store, Stored, Thread
+from everstep.timeline.branch import branch_name
+from everstep.timeline.labels import is_branch, said_of
 from everstep.types import TASK_NAMESPACE
 from everstep.views import rows, run_steps
+from everstep.views.history import look_at_pending
 from everstep.views.json_values import to_json
 from everstep.views.reading import last_messages, repository_of
 from everstep.views.scanning import Scan
-from everstep.views.texts import one_line, origin_ref
+from everstep.views.texts import branch_of, called, one_line, origin_ref
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
 
 DAMAGED = "damaged"
-STATUSES = ("failed", "waiting", "interrupted", DAMAGED)
+STATUSES = ("failed", "waiting", "interrupted", "running", "ready", "done", "paused", DAMAGED)
 LIMIT_MAX = 1000
 SCANNED_MAX = 2000
 """Threads that a page looks at for those with a text or a status, before it says how far it came."""
@@ -44,6 +48,7 @@ async def page(
     filter: Mapping[str, Any] | None = None,  # noqa: A002  # what the thing is called everywhere
     since: datetime | None = None,
     status: str | None = None,
+    archived: bool = False,
     limit: int = 50,
     cursor: str | None = None,
 ) -> dict[str, Any]:
@@ -53,6 +58,8 @@ async def page(
     failed, wait for an answer, were interrupted or are damaged; a durable run has all of its own. Both look at up to
     2,000 threads; `more` says that there are some that were not looked at. A damaged thread has its place among the
     others, with what is wrong with it as its summary.
+
+    Branches that were archived are left out, so that a page may have fewer than `limit`; `archived` lists them too.
     """
     if status is not None and status not in STATUSES:
         raise InvalidInput(f"status is one of {', '.join(STATUSES)}, not {checks.shown(status)}")
@@ -68,9 +75,9 @@ async def page(
     scan = Scan[dict[str, Any]](limit, SCANNED_MAX)
     while scan.goes_on:
         hits = scan.look_at(await repository.store.search(replace(search, limit=count + 1)), count)
-        with_text = [hit for hit in hits if _has_text(hit, wanted)]
+        with_text = [hit for hit in hits if await _has_text(repository.store, hit, wanted)]
         for hit, thread in await _described(repository, with_text):
-            if status is None or thread["status"] == status:
+            if (status is None or thread["status"] == status) and (archived or not thread["archived"]):
                 scan.add(hit, thread)
         if scan.last is not None:
             search = replace(search, after=scan.last.position)
@@ -98,15 +105,26 @@ async def one(engine: CheckpointEngine, thread_id: str) -> dict[str, Any]:
         search = replace(search, after=hits[-1].position)
 
 
-def _has_text(hit: Hit, text: str) -> bool:
+async def _has_text(store: Store, hit: Hit, text: str) -> bool:
     if not text:
         return True
-    if hit.stored is None:
-        return text in hit.position.thread_id.casefold()
-    record = hit.stored.record
-    tags, summary = described(record)
-    holders = [hit.position.thread_id, summary, *tags, *_texts_in(record.metadata)]
-    return any(text in holder.casefold() for holder in holders)
+    thread_id = hit.position.thread_id
+    holders = [thread_id]
+    if hit.stored is not None:
+        record = hit.stored.record
+        tags, summary = described(record)
+        holders += [summary, *tags, *_texts_in(record.metadata)]
+    if any(text in holder.casefold() for holder in holders):
+        return True
+    # Only a branch can have got another name, and only then is its log read.
+    return branch_name(thread_id) is not None and text in (await _labels(store, thread_id)).name.casefold()
+
+
+async def _labels(store: Store, thread_id: str) -> Labels:
+    try:
+        return (await said_of(store, [thread_id])).labels[thread_id]
+    except CheckpointCorrupted:  # it is listed all the same, so that somebody can look at it
+        return NO_LABELS
 
 
 def _texts_in(metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -122,6 +140,8 @@ class _About(NamedTuple):
     """What is kept of a task, if the thread is one."""
     is_turn: bool
     """It is no task, but `send` runs it."""
+    labels: Labels = NO_LABELS
+    """What was said about it later, if it is a branch."""
 
 
 async def _described(repository: Repository, hits: Sequence[Hit]) -> list[tuple[Hit, dict[str, Any]]]:
@@ -170,10 +190,13 @@ async def _summary(repository: Repository, stored: Stored, head: Loaded | None) 
         return rows.title_of(stored, seen, rows.kind_of(stored, seen))
     key = head.stored.record.key
     try:
-        said = await last_messages(repository, {key: head.stored})
+        seen = await look_at_pending(repository, head)
+        # What it asks for, or what failed, says more than what was said last.
+        if seen.question is None and seen.failure is None:
+            said = await last_messages(repository, {key: head.stored})
+            seen = rows.Seen(message=said[key])
     except CheckpointCorrupted:  # whoever opens it is told
         return ""
-    seen = rows.Seen(message=said[key])
     return rows.title_of(head.stored, seen, rows.kind_of(head.stored, seen))
 
 
@@ -182,20 +205,25 @@ async def _about(store: Store, thread_id: str) -> _About:
         thread = await store.thread(thread_id, branches=True, brief=True)
     except CheckpointCorrupted:  # it is listed all the same, so that somebody can look at it
         return _About(None, None, False)
+    labels = NO_LABELS
+    if thread is not None and is_branch(thread):
+        labels = await _labels(store, thread_id)
     if thread is None or TASK_NAMESPACE not in thread.heads:
-        return _About(thread, None, False)
+        return _About(thread, None, False, labels)
     loaded = await store.read(thread_id, TASK_NAMESPACE)
     task = loaded.stored.record.metadata.get("task") if loaded is not None else None
     if not isinstance(task, Mapping):
-        return _About(thread, None, False)
+        return _About(thread, None, False, labels)
     is_task = task.get("is_task", True) is not False
-    return _About(thread, task, not is_task)
+    return _About(thread, task, not is_task, labels)
 
 
 def _shown_damaged(hit: Hit) -> dict[str, Any]:
     """Return a thread that cannot be read: its name, and why, where others have what they are about."""
     return {
         "thread_id": hit.position.thread_id,
+        "name": branch_of(hit.position.thread_id),
+        "archived": False,
         "kind": "engine",
         "status": DAMAGED,
         "steps": 0,
@@ -221,6 +249,8 @@ def _shown(hit: Hit, about: _About, head: Loaded | None, summary: str) -> dict[s
         branches = len(about.thread.branches)
     return {
         "thread_id": hit.position.thread_id,
+        "name": called(hit.position.thread_id, about.labels),
+        "archived": about.labels.is_archived,
         "kind": _kind(record, about),
         "status": _status(record, about, head),
         "steps": max(0, record.step),

@@ -6,14 +6,14 @@ Understood are the shapes of OpenAI (chat and responses), Anthropic and LangChai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime import checks
 from everstep.stores.protocol import Stored
 from everstep.values import codec
 from everstep.views.changes import name_of, ref_of
-from everstep.views.json_values import to_json
+from everstep.views.json_values import size_of, to_json
 from everstep.views.reading import Ref, number_of_cursor, repository_of, stored_of, values_of
 from everstep.views.rows import dicts_in, text_of
 from everstep.views.texts import as_text, one_line, plain_text
@@ -40,8 +40,18 @@ _ROLES = {
 }
 
 
-async def page(engine: CheckpointEngine, ref: Ref, *, limit: int = 100, cursor: str | None = None) -> dict[str, Any]:
-    """Return messages, the newest last; without `cursor` the newest ones, and with it those before."""
+async def page(
+    engine: CheckpointEngine,
+    ref: Ref,
+    *,
+    limit: int = 100,
+    cursor: str | None = None,
+    bytes_max: int | None = None,
+) -> dict[str, Any]:
+    """Return messages, the newest last; without `cursor` the newest ones, and with it those before.
+
+    With `bytes_max` a page of long messages has fewer of them, and at least one.
+    """
     limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
     stored = await stored_of(engine, ref)
     messages = (await values_of(repository_of(engine), stored)).messages
@@ -54,8 +64,11 @@ async def page(engine: CheckpointEngine, ref: Ref, *, limit: int = 100, cursor: 
     results = _results(messages)
     # Many messages share the room of a page; each one still gets enough to be told from others.
     room = max(500, SHOWN_BYTES_MAX // max(1, end - start))
+    backwards = (_shown(messages[place], place, results, room) for place in reversed(range(start, end)))
+    shown = _fitting(backwards, bytes_max)
+    start = end - len(shown)
     return {
-        "messages": [_shown(messages[place], place, results, room) for place in range(start, end)],
+        "messages": shown[::-1],
         "cursor": str(start) if start else None,
         "total": len(messages),
     }
@@ -64,7 +77,7 @@ async def page(engine: CheckpointEngine, ref: Ref, *, limit: int = 100, cursor: 
 async def pair(engine: CheckpointEngine, a: Ref, b: Ref, *, limit: int = 50) -> dict[str, Any]:
     """Return two conversations from where they part: how many messages they begin with in common, and what follows.
 
-    Of each at most `limit` messages, the oldest first; `more` says how many come after those.
+    Of each at most `limit` messages, the oldest first, and of long ones fewer; `more` says how many come after those.
     """
     limit = min(max(1, checks.count(limit, "limit")), LIMIT_MAX)
     sides: list[tuple[Stored, Sequence[Any]]] = []
@@ -82,13 +95,27 @@ async def pair(engine: CheckpointEngine, a: Ref, b: Ref, *, limit: int = 50) -> 
         end = min(len(messages), common + limit)
         room = max(500, SHOWN_BYTES_MAX // 2 // max(1, end - common))
         results = _results(messages)
+        following = (_shown(messages[place], place, results, room) for place in range(common, end))
+        shown = _fitting(following, SHOWN_BYTES_MAX // 2)
         answer[name] = {
             **ref_of(stored),
-            "messages": [_shown(messages[place], place, results, room) for place in range(common, end)],
+            "messages": shown,
             "total": len(messages),
-            "more": len(messages) - end,
+            "more": len(messages) - common - len(shown),
         }
     return answer
+
+
+def _fitting(shown: Iterable[dict[str, Any]], bytes_max: int | None) -> list[dict[str, Any]]:
+    """Return as many messages as there is room for, and at least one."""
+    fitting: list[dict[str, Any]] = []
+    taken = 0
+    for message in shown:
+        taken += size_of(message)
+        if fitting and bytes_max is not None and taken > bytes_max:
+            break
+        fitting.append(message)
+    return fitting
 
 
 def _shown(message: Any, index: int, results: Mapping[str, dict[str, Any]], room: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from everstep.types import MISSING
 from everstep.views import (
     actions,
     blame,
+    branches,
     changes,
     checkpoint,
     history,
@@ -32,7 +33,7 @@ from everstep.views import (
     transcript,
 )
 from everstep.web.parameters import Flag, Json, Many, Parameter, Text, Whole
-from everstep.web.service import Service
+from everstep.web.service import IMPORT_BYTES_MAX, Service
 
 Values = dict[str, Any]
 Work = Callable[[Service, Values], Awaitable[dict[str, Any]]]
@@ -82,6 +83,7 @@ async def _info(service: Service, _: Values) -> dict[str, Any]:
         "kind": service.kind,
         "read_only": service.read_only,
         "demo": service.demo,
+        "import_bytes_max": IMPORT_BYTES_MAX,
     }
 
 
@@ -93,6 +95,7 @@ async def _threads(service: Service, values: Values) -> dict[str, Any]:
         tags=values["tag"],
         since=_moment(values["since"]),
         status=values["status"],
+        archived=values["archived"],
         limit=values["limit"],
         cursor=values["cursor"],
     )
@@ -147,7 +150,13 @@ async def _compare(service: Service, values: Values) -> dict[str, Any]:
 
 async def _messages(service: Service, values: Values) -> dict[str, Any]:
     ref = await _reference(service, values)
-    return await transcript.page(service.engine, ref, limit=values["limit"], cursor=values["cursor"])
+    return await transcript.page(
+        service.engine,
+        ref,
+        limit=values["limit"],
+        cursor=values["cursor"],
+        bytes_max=transcript.SHOWN_BYTES_MAX,
+    )
 
 
 async def _pair(service: Service, values: Values) -> dict[str, Any]:
@@ -182,6 +191,10 @@ async def _operations(service: Service, values: Values) -> dict[str, Any]:
 
 async def _timing(service: Service, values: Values) -> dict[str, Any]:
     return await timing.bars(service.engine, values["thread"], limit=values["limit"], branches=values["branches"])
+
+
+async def _branches(service: Service, values: Values) -> dict[str, Any]:
+    return await branches.family(service.engine, values["thread"], archived=values["archived"])
 
 
 async def _tags(service: Service, values: Values) -> dict[str, Any]:
@@ -231,6 +244,10 @@ async def _plan_merge(service: Service, values: Values) -> dict[str, Any]:
     return await actions.plan_merge(service.engine, values["source"], values["into"])
 
 
+async def _plan_delete(service: Service, values: Values) -> dict[str, Any]:
+    return await actions.delete(service.engine, values["thread"], dry_run=True)
+
+
 # -- changing ----------------------------------------------------------------------------------------------------------
 
 
@@ -267,6 +284,10 @@ async def _merge(service: Service, values: Values) -> dict[str, Any]:
     return await actions.merge(service.engine, values["source"], values["into"], values["resolve"])
 
 
+async def _delete(service: Service, values: Values) -> dict[str, Any]:
+    return await actions.delete(service.engine, values["thread"])
+
+
 async def _pin(service: Service, values: Values) -> dict[str, Any]:
     ref = await _reference(service, values)
     act = service.engine.pin if values["pinned"] else service.engine.unpin
@@ -285,6 +306,28 @@ async def _tag(service: Service, values: Values) -> dict[str, Any]:
         "tag": values["tag"],
         "given": values["given"],
     }
+
+
+async def _note(service: Service, values: Values) -> dict[str, Any]:
+    ref = await _reference(service, values)
+    await service.engine.note(ref.checkpoint_id, values["note"], thread_id=ref.thread_id, namespace=ref.namespace)
+    return {"thread_id": ref.thread_id, "id": ref.checkpoint_id, "step": ref.step, "note": values["note"].strip()}
+
+
+async def _rename(service: Service, values: Values) -> dict[str, Any]:
+    await service.engine.rename_branch(values["thread"], values["name"])
+    return await _named_branch(service, values["thread"])
+
+
+async def _archive(service: Service, values: Values) -> dict[str, Any]:
+    act = service.engine.archive_branch if values["archived"] else service.engine.unarchive_branch
+    await act(values["thread"])
+    return await _named_branch(service, values["thread"])
+
+
+async def _named_branch(service: Service, thread_id: str) -> dict[str, Any]:
+    found = await threads.one(service.engine, thread_id)
+    return {"thread_id": thread_id, "name": found["name"], "archived": found["archived"]}
 
 
 async def _answer(service: Service, values: Values) -> dict[str, Any]:
@@ -348,6 +391,7 @@ ENDPOINTS = (
             Many(name="tag", about="Threads whose newest checkpoint has all of these tags.", most=20),
             Text(name="since", about="Threads that were active then or later: a time in ISO 8601.", chars_max=64),
             Text(name="status", about="Threads in this state.", choices=threads.STATUSES),
+            Flag(name="archived", about="Branches that were archived too."),
             Whole(name="limit", about="How many.", least=1, most=200, unless_given=50),
             CURSOR,
         ),
@@ -467,7 +511,7 @@ ENDPOINTS = (
         _operations,
         (THREAD, Whole(name="limit", about="How many.", least=1, most=500, unless_given=50)),
         "Operations",
-        "Rewinds, branches, merges, pins and tags of a thread, the newest first.",
+        "Rewinds, branches, merges, pins, tags, notes and names of a thread, the newest first.",
     ),
     Endpoint(
         "GET",
@@ -480,6 +524,14 @@ ENDPOINTS = (
         ),
         "Timing",
         "The newest steps as bars on a time axis without long waits.",
+    ),
+    Endpoint(
+        "GET",
+        "/branches",
+        _branches,
+        (THREAD, Flag(name="archived", about="Those that were archived too.", unless_given=True)),
+        "Branches",
+        "The threads of a family, with what each is called and its head.",
     ),
     Endpoint(
         "GET",
@@ -576,6 +628,8 @@ ENDPOINTS = (
         "Merged",
         "Merge one thread into another of its family.",
     ),
+    Endpoint("GET", "/delete", _plan_delete, (THREAD,), "Deleted", "What the deletion of a thread would remove."),
+    Endpoint("POST", "/delete", _delete, (THREAD,), "Deleted", "Delete a thread for good. Its branches stay."),
     Endpoint(
         "POST",
         "/pin",
@@ -596,6 +650,40 @@ ENDPOINTS = (
         ),
         "Tagged",
         "Give a checkpoint a tag, or take one away.",
+    ),
+    Endpoint(
+        "POST",
+        "/note",
+        _note,
+        (
+            REF,
+            OPEN_THREAD,
+            Text(name="note", about="What to note; nothing takes a note away.", required=True, chars_max=8192),
+        ),
+        "Noted",
+        "Note something about a checkpoint.",
+    ),
+    Endpoint(
+        "POST",
+        "/rename",
+        _rename,
+        (
+            Text(name="thread", about="The thread of a branch.", required=True, can_be_empty=False),
+            Text(name="name", about="Its name; empty: the one that it was made with.", required=True, chars_max=512),
+        ),
+        "Branch",
+        "Call a branch by another name. Its thread keeps its id.",
+    ),
+    Endpoint(
+        "POST",
+        "/archive",
+        _archive,
+        (
+            Text(name="thread", about="The thread of a branch.", required=True, can_be_empty=False),
+            Flag(name="archived", about="Archive it, or put it back into the lists.", unless_given=True),
+        ),
+        "Branch",
+        "Leave a branch out of lists; nothing else changes.",
     ),
     Endpoint(
         "POST",

@@ -8,6 +8,7 @@ the page itself or from a program, and nothing here ever allows another origin.
 from __future__ import annotations
 
 import hmac
+import html
 import ipaddress
 import re
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ BODY_BYTES_MAX = 16 * 1024 * 1024
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?")
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
+IMPORT_PATH = "/api/v1/import"
+"""The only write whose body is a file."""
 
 HEADERS = {
     "content-security-policy": (
@@ -83,6 +86,11 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
+        # A proxy may go by the one and the server by the other: then what follows is a request to one of them only.
+        if "content-length" in headers and "transfer-encoding" in headers:
+            refused = error_response(400, "two_lengths", "a body has a length or comes in chunks, not both")
+            refused.headers["connection"] = "close"
+            return refused
         given = headers.getlist("host")
         # Two of them could be read differently by a proxy and by us.
         if len(given) != 1:
@@ -116,8 +124,10 @@ class Guard:
             is_secure = scope.get("scheme") == "https"
             answer.set_cookie(cookie, self._token, httponly=True, samesite="strict", secure=is_secure, path="/")
             return answer
+        if is_page and _path_of(scope) == _LOOKS_PATH:
+            return None
         if is_page:
-            return Response(_SIGN_IN, status_code=401, media_type="text/html")
+            return _form_for_the_token(scope, was_wrong=bool(in_link))
         return error_response(
             401,
             "token_needed",
@@ -135,7 +145,7 @@ def origin_refusal(scope: Scope, headers: Headers, host: str) -> Response | None
 
     A browser says so in Sec-Fetch-Site or Origin, and no script can forge either. Reading asks only that they do not
     name another place: programs send none of them. Writing asks that one of them is there, and for JSON, which no form
-    can send.
+    can send; nor can it send the type of a file that is imported.
     """
     site = headers.get("sec-fetch-site")
     origin = headers.get("origin")
@@ -149,8 +159,9 @@ def origin_refusal(scope: Scope, headers: Headers, host: str) -> Response | None
             "only the page itself may change anything",
             "a program says so with the header Origin: http://" + host,
         )
-    if is_write and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        return error_response(415, "not_json", "the body of a write is application/json")
+    wanted = _body_type(scope)
+    if is_write and headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
+        return error_response(415, "not_json", f"the body of this write is {wanted}")
     is_visit = headers.get("sec-fetch-mode") == "navigate"  # somebody follows a link; the answer stays here
     if is_foreign and not is_visit:
         return error_response(403, "foreign_origin", "another site may not read this")
@@ -196,11 +207,18 @@ def is_loopback(host: str) -> bool:
     return name == "localhost" or (is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 
+def _path_of(scope: Scope) -> str:
+    # An application may have mounted us below a path of its own.
+    return str(scope["path"].removeprefix(scope.get("root_path", "")))
+
+
 def is_api(scope: Scope) -> bool:
     """Whether a request is for the interface rather than the page."""
-    # An application may have mounted us below a path of its own.
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    return bool(path.startswith("/api/"))
+    return _path_of(scope).startswith("/api/")
+
+
+def _body_type(scope: Scope) -> str:
+    return "application/octet-stream" if _path_of(scope) == IMPORT_PATH else "application/json"
 
 
 def _cookie(headers: Headers, name: str) -> str:
@@ -227,9 +245,20 @@ def _token_in_link(scope: Scope) -> tuple[str, str]:
     return found[0] if found else "", urlencode([pair for pair in pairs if pair[0] != "token"])
 
 
-_SIGN_IN = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Everstep</title><h1>Everstep</h1><p>This page asks for its token. It is in the link that
-<code>everstep ui</code> printed when it was started.</p>
-<form><label>Token <input name="token" type="password" autocomplete="off" required></label> <button>Open</button></form>
+_LOOKS_PATH = "/static/page.css"
+"""What the form for the token looks like. Anybody may read it: it is in the package."""
+_FORM = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Everstep</title><link rel="stylesheet" href="{looks}">
+<main class="alone sign-in"><h1>Everstep</h1><p>{about}</p>
+<form><label class="field">Token <input name="token" type="password" autocomplete="off" autofocus required></label>
+<button class="primary">Open</button></form></main>
 </html>
 """
+_ABOUT = "This page asks for its token. It is in the link that <code>everstep ui</code> printed when it was started."
+_ABOUT_WRONG = "That is not the token of this page. It is in the link that <code>everstep ui</code> printed last."
+
+
+def _form_for_the_token(scope: Scope, *, was_wrong: bool) -> Response:
+    looks = html.escape(scope.get("root_path", "") + _LOOKS_PATH, quote=True)
+    text = _FORM.format(looks=looks, about=_ABOUT_WRONG if was_wrong else _ABOUT)
+    return Response(text, status_code=401, media_type="text/html")

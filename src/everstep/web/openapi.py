@@ -27,9 +27,10 @@ def document(where: str) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
-    # These two answer with a stream rather than with a document, so they are not in the table of endpoints.
+    # What is sent or answered here is a stream or a file and no document, so they are not in the table of endpoints.
     paths["/events"] = {"get": _EVENTS}
     paths["/export"] = {"get": _EXPORT}
+    paths["/import"] = {"post": _IMPORT}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -93,6 +94,21 @@ _EXPORT = {
     "responses": {
         "200": {"description": "The file.", "content": {"application/octet-stream": {}}},
         "404": _answer("There is no such thread.", "Error"),
+    },
+}
+
+_IMPORT = {
+    "operationId": "post_import",
+    "summary": "The threads of a file that an export wrote, brought into the store. Everything in it is checked.",
+    "requestBody": {"required": True, "content": {"application/octet-stream": {}}},
+    "responses": {
+        "200": _answer("What was brought in.", "Imported"),
+        "400": _answer("It is no such file, or the store has other threads of these names.", "Error"),
+        "403": _answer(_ERRORS["403"], "Error"),
+        "413": _answer("The file is too large for the page.", "Error"),
+        "415": _answer("The body is not application/octet-stream.", "Error"),
+        "422": _answer("The file is damaged.", "Error"),
+        "507": _answer(_ERRORS["507"], "Error"),
     },
 }
 

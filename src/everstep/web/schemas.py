@@ -56,6 +56,7 @@ _FACTS: dict[str, Schema] = {
     "trigger": TEXT,
     "next_node": TEXT,
     "tags": _list(TEXT),
+    "note": TEXT,
     "head": FLAG,
     "pinned": FLAG,
     "hidden": FLAG,
@@ -89,10 +90,14 @@ SCHEMAS: dict[str, Schema] = {
         "What went wrong.",
         error=_object("In words.", code=TEXT, message=TEXT, hint=_or_null(TEXT)),
     ),
-    "Info": _answer("The store.", version=TEXT, store=TEXT, kind=TEXT, read_only=FLAG, demo=FLAG),
+    "Info": _answer(
+        "The store.", version=TEXT, store=TEXT, kind=TEXT, read_only=FLAG, demo=FLAG, import_bytes_max=COUNT
+    ),
     "Thread": _object(
         "A thread, as its newest checkpoint tells.",
         thread_id=TEXT,
+        name=TEXT,
+        archived=FLAG,
         kind={"enum": ["engine", "langgraph", "task", "run"]},
         status=_or_null({"enum": ["damaged", *STATUS["enum"]]}),
         steps=WHOLE,
@@ -109,7 +114,9 @@ SCHEMAS: dict[str, Schema] = {
         "A line within one row, from a lane at its top to one at its bottom.",
         **{"from": COUNT, "to": COUNT, "kind": {"enum": ["pass", "in", "out", "both"]}, "gap": FLAG},
     ),
-    "Chip": _object("A mark on a row.", text=TEXT, tone={"enum": ["branch", "warn", "error", "plain"]}, lane=COUNT),
+    "Chip": _object(
+        "A mark on a row.", text=TEXT, tone={"enum": ["branch", "warn", "error", "plain", "note"]}, lane=COUNT
+    ),
     "Row": _object(
         "A checkpoint as a row of the graph.",
         **_FACTS,
@@ -299,5 +306,35 @@ SCHEMAS: dict[str, Schema] = {
         objects=COUNT,
         size_bytes=COUNT,
         dry_run=FLAG,
+    ),
+    "Branches": _answer(
+        "A family of threads.",
+        thread_id=TEXT,
+        branches=_list(
+            _object(
+                "One of them, with its head.",
+                thread_id=TEXT,
+                name=TEXT,
+                is_branch=FLAG,
+                archived=FLAG,
+                origin=_or_null(TEXT),
+                id=TEXT,
+                step=WHOLE,
+                updated_at=TEXT,
+            )
+        ),
+    ),
+    "Branch": _answer("What a branch is called, and whether it is archived.", thread_id=TEXT, name=TEXT, archived=FLAG),
+    "Noted": _answer("What is noted.", thread_id=TEXT, id=TEXT, step=WHOLE, note=TEXT),
+    "Deleted": _answer("What is gone, or would be.", threads=_list(TEXT), checkpoints=COUNT, dry_run=FLAG),
+    "Imported": _answer(
+        "What came with a file.",
+        threads=COUNT,
+        checkpoints=COUNT,
+        objects=COUNT,
+        bytes=COUNT,
+        skipped=COUNT,
+        verified=COUNT,
+        thread_ids=_list(TEXT),
     ),
 }

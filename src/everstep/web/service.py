@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -9,14 +10,19 @@ from typing import Any
 from everstep.backends import CheckpointBackend
 from everstep.config import SnapshotConfig
 from everstep.engine import CheckpointEngine
-from everstep.errors import InvalidInput
+from everstep.errors import EverstepError, InvalidInput
 from everstep.factory import open as open_store
 from everstep.opening.addresses import Address, is_address
 from everstep.reports import GCReport
 from everstep.views import history
+from everstep.views.redaction import Redact
+from everstep.web.events import NewestThreads
 from everstep.web.places import Places
 
 Store = Address | CheckpointEngine | CheckpointBackend
+
+IMPORT_BYTES_MAX = 1024**3
+"""How large a file may be that is imported over the page: it is written to the disk of the server first."""
 
 
 class Service:
@@ -30,18 +36,46 @@ class Service:
         demo: bool = False,
         options: Mapping[str, Any] | None = None,
         address: str | None = None,
+        redact: Redact | None = None,
     ) -> None:
-        """`address` is shown in place of that of the store."""
-        self.engine = open_engine(store, options)
+        """`address` is shown in place of that of the store; `redact` is called with every text that is shown."""
+        self._given = store
+        self._options = options
         self.is_own = is_address(store)
         """Whether it was opened here, and is closed here."""
-        # Told at the start, so that the page does not offer what would fail when it is pressed.
-        self.read_only = read_only or not _is_writable(self.engine)
+        # What is redacted can only be looked at: an edit of what is shown would store it without the secrets.
+        self._is_for_looking = read_only or redact is not None
+        self.redact = redact
         self.demo = demo
         self._shown_address = address
-        self.places = Places(self.engine)
         self.is_stopping = False
         """Whether the server is about to end: live updates, which never end by themselves, then do."""
+        self._open()
+
+    def _open(self) -> None:
+        self.engine = open_engine(self._given, self._options)
+        self.places = Places(self.engine)
+        self.newest = NewestThreads(self.engine)
+        self._file = _file_of(self.engine)
+        # Told at the start, so that the page does not offer what would fail when it is pressed.
+        self.read_only = self._is_for_looking or not _is_writable(self.engine)
+
+    async def reopen(self, failed: CheckpointEngine) -> bool:
+        """Open the file of the store anew if another one is in its place; return whether there is another engine now.
+
+        Whoever removes the file of an agent and starts it again goes on looking at what it does.
+        """
+        # Several requests fail at the same time, and the first of them has opened it.
+        if self.engine is not failed:
+            return True
+        file = _file_of(failed)
+        if not self.is_own or file is None or file == self._file:
+            return False
+        self._open()
+        # It cannot write what it still holds: the file that this belongs to is gone.
+        with contextlib.suppress(EverstepError):
+            await failed.close()
+        return True
 
     @property
     def _store(self) -> Any:
@@ -95,7 +129,23 @@ def open_engine(store: Store, options: Mapping[str, Any] | None = None) -> Check
     raise InvalidInput(f"a store is a URL, a path, an engine or a backend, not {type(store).__name__}")
 
 
+def _path_of(engine: CheckpointEngine) -> str | None:
+    """Return where the file of a SQLite store is; None of other stores."""
+    path = getattr(getattr(engine.checkpointer, "store", None), "path", None)
+    return None if path is None else os.fspath(path)
+
+
 def _is_writable(engine: CheckpointEngine) -> bool:
     """Whether the file of a SQLite store can be written; other stores say so when it is tried."""
-    path = getattr(getattr(engine.checkpointer, "store", None), "path", None)
+    path = _path_of(engine)
     return path is None or not os.path.exists(path) or os.access(path, os.W_OK)
+
+
+def _file_of(engine: CheckpointEngine) -> tuple[int, int] | None:
+    """Return which file a SQLite store is now, whatever its name was given to before; None if there is none."""
+    path = _path_of(engine)
+    try:
+        found = os.stat(path) if path is not None else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_dev, found.st_ino)

@@ -20,6 +20,7 @@ from everstep.errors import InvalidInput, MissingDependency, StoreUnavailable
 from everstep.factory import DEFAULT_URL
 from everstep.factory import open as open_store
 from everstep.opening.addresses import Address, without_password
+from everstep.views.redaction import Redact
 from everstep.web.guard import LOOPBACK_NAMES, Guard, is_loopback
 
 if TYPE_CHECKING:
@@ -43,13 +44,14 @@ def serve(
     demo: bool = False,
     langgraph: str | None = None,
     options: Mapping[str, Any] | None = None,
+    redact: Redact | None = None,
 ) -> None:
     """Serve the page over a store until Ctrl-C.
 
     On another address than this machine's own it asks for `token`; "auto" makes one and prints it. `demo` shows a
     store in memory, filled with examples; `langgraph`, the URL of one of LangGraph's own savers, a copy of its threads
     as they are now, which cannot be changed. A port of 0 takes any that is free. `options` are those that
-    `everstep.open` takes besides the URL.
+    `everstep.open` takes besides the URL; `redact` is that of `everstep.web.app`.
     """
     try:
         import uvicorn
@@ -68,16 +70,19 @@ def serve(
         else:
             names.append(host)
         if langgraph is not None:
-            service = _langgraph_service(langgraph)
+            service = _langgraph_service(langgraph, redact)
         elif demo:
-            service = Service(_demo_engine(), read_only=read_only, demo=True)
+            service = Service(_demo_engine(), read_only=read_only, demo=True, redact=redact)
         else:
-            service = Service(_address(store_url), read_only=read_only, options=options)
+            service = Service(_address(store_url), read_only=read_only, options=options, redact=redact)
         guarded = Guard(application(service), allowed_hosts=names, any_address=host in _EVERYWHERE, token=token)
-        link = _link(host, port, token)
+        link = _link(host, port, token, _first_place(demo))
         print(f"Everstep is at {link}", file=sys.stderr, flush=True)  # noqa: T201  # what the person waits for
         config = uvicorn.Config(
             guarded,
+            # Not whichever parser is installed: the limits below, and what is refused, are those of this one.
+            http="h11",
+            ws="none",
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -119,14 +124,23 @@ def _address(store_url: Address | None) -> Address:
     return os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
 
 
-def _langgraph_service(url: str) -> Service:
+def _langgraph_service(url: str, redact: Redact | None = None) -> Service:
     """Return what shows the threads of one of LangGraph's own savers: they are copied into memory, and only read."""
     from everstep.langgraph.importing import import_langgraph
     from everstep.web.service import Service
 
     engine = open_store("memory://", SnapshotConfig(gc_policy="keep_all"))
     import_langgraph(url, engine, verify=False, quiet=True)
-    return Service(engine, read_only=True, address=f"LangGraph, {without_password(url)}")
+    return Service(engine, read_only=True, address=f"LangGraph, {without_password(url)}", redact=redact)
+
+
+def _first_place(demo: bool) -> str:
+    """Return where the page opens: the demo where there is most to see."""
+    if not demo:
+        return ""
+    from everstep.views.demo import STORY
+
+    return f"t/{STORY}"
 
 
 def _demo_engine() -> CheckpointEngine:
@@ -154,11 +168,11 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _link(host: str, port: int, token: str | None) -> str:
+def _link(host: str, port: int, token: str | None, place: str = "") -> str:
     name = "127.0.0.1" if host in _EVERYWHERE else host
     if ":" in name:
         name = f"[{name}]"
-    return f"http://{name}:{port}/" + (f"?token={quote(token)}" if token is not None else "")
+    return f"http://{name}:{port}/{place}" + (f"?token={quote(token)}" if token is not None else "")
 
 
 def _open_when_ready(server: uvicorn.Server, link: str) -> None:

@@ -35,9 +35,8 @@ def export(common: Common, threads: Sequence[str], file: Path, everything: bool)
     target: Any = sys.stdout.buffer if str(file) == "-" else file
     with common.opened() as session, show_progress(common.output, "exporting") as progress:
         # A name that does not exist is told before the file is begun.
-        for thread in threads:
-            session.engine.resolve(thread)
-        report = export_threads(session.engine, target, threads or None, progress=progress.count_checkpoints)
+        named = [session.thread_meant(thread) for thread in threads]
+        report = export_threads(session.engine, target, named or None, progress=progress.count_checkpoints)
     if target is not file:
         # Nothing but the file may be in the pipe.
         return
@@ -48,7 +47,7 @@ def export(common: Common, threads: Sequence[str], file: Path, everything: bool)
         f"{file}: {text.describe_count(report.threads, 'thread')}, "
         f"{text.describe_count(report.checkpoints, 'checkpoint')}, {text.describe_bytes(report.bytes)}"
     )
-    common.output.hint(f"everstep import {file} --store URL")
+    common.output.hint(f"everstep import {text.as_argument(file)} --store URL")
 
 
 @command("import")
@@ -88,7 +87,7 @@ def backup(common: Common, folder: Path) -> None:
         f"{folder}: backup {report.number}: {text.describe_count(report.threads, 'thread')} written, "
         f"{report.unchanged:,} unchanged, {text.describe_bytes(report.bytes)}"
     )
-    output.hint(f"everstep restore {folder} --store URL --at {report.number}")
+    output.hint(f"everstep restore {text.as_argument(folder)} --store URL --at {report.number}")
 
 
 @command("restore")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,11 +13,8 @@ from everstep.cli.asking import Assignment, Moment, thread_argument, yes_options
 from everstep.cli.group import command, group
 from everstep.cli.session import Common, Session, confirm
 from everstep.config import CheckpointGC, SnapshotConfig
-from everstep.errors import CheckpointNotFound, InvalidInput
+from everstep.errors import InvalidInput
 from everstep.reports import GCReport
-
-if TYPE_CHECKING:
-    from everstep.engine import CheckpointEngine
 
 _POLICIES = [policy.value for policy in CheckpointGC]
 
@@ -118,7 +115,7 @@ def _describe_policy(config: SnapshotConfig) -> str:
 
 def _collect(session: Session, thread: str | None, *, dry_run: bool) -> GCReport:
     if thread is not None:
-        require_thread(session, thread)
+        thread = session.thread_named(thread)
     return session.engine.collect(thread, dry_run=dry_run)
 
 
@@ -161,6 +158,8 @@ def stats(common: Common, thread: str | None) -> None:
 
     output = common.output
     with common.opened() as session:
+        if thread is not None:
+            thread = session.thread_meant(thread)
         found = session.run(storage.sizes, thread, plan=False)
     if output.is_json:
         output.document(found)
@@ -189,8 +188,8 @@ def stats(common: Common, thread: str | None) -> None:
 def rm(common: Common, threads: Sequence[str], yes: bool, dry_run: bool) -> None:
     """They are gone for good: this cannot be undone. Branches of a thread are threads of their own, and stay."""
     with common.opened() as session:
-        named = list(dict.fromkeys(threads))
-        counts = {thread: require_thread(session, thread) for thread in named}
+        named = list(dict.fromkeys(map(session.thread_named, threads)))
+        counts = {thread: session.count_checkpoints(thread) for thread in named}
         plan = [f"{text.clean(thread)}: {text.describe_count(counts[thread], 'checkpoint')}" for thread in named]
         what = f"delete {text.describe_count(len(named), 'thread')} for good"
         deleted = 0
@@ -250,24 +249,6 @@ def _show_deleted(common: Common, threads: Sequence[str], checkpoints: int, dry_
     common.output.line(
         f"{text.describe_count(len(threads), 'thread')} with {text.describe_count(checkpoints, 'checkpoint')} {verb}"
     )
-
-
-async def _count(engine: CheckpointEngine, thread: str) -> int:
-    from everstep.stores.protocol import Query
-    from everstep.views.reading import repository_of
-
-    query = Query(thread_id=thread, namespace=None, hidden="also")
-    return await repository_of(engine).store.count(query)
-
-
-def require_thread(session: Session, thread: str) -> int:
-    """Return how many checkpoints a thread has, hidden ones included; an error that guesses if there is no such one."""
-    count = session.run(_count, thread)
-    if not count:
-        # This says what may have been meant.
-        session.engine.resolve(thread)
-        raise CheckpointNotFound(thread)
-    return count
 
 
 # -- format

@@ -18,7 +18,7 @@ from everstep.cli.asking import read_json_or_text, thread_argument
 from everstep.cli.failures import RunFailed
 from everstep.cli.group import command
 from everstep.cli.output import to_json
-from everstep.cli.rendering import brief, show_facts, show_json
+from everstep.cli.rendering import brief, describe_wait, show_facts, show_json
 from everstep.cli.session import Common, show_warnings
 from everstep.errors import EverstepError, RunNotFound
 
@@ -64,7 +64,7 @@ def runs(common: Common, status: str | None, limit: int, cursor: str | None) -> 
         output.hint("there are more: raise --limit, or choose a --status")
     waiting = [run["thread_id"] for run in found["runs"] if run["status"] == "waiting"]
     if waiting:
-        output.hint(f"everstep run {text.clean(waiting[0])} shows what it waits for")
+        output.hint(f"everstep run {text.as_argument(waiting[0])} shows what it waits for")
 
 
 def _run_row(common: Common, run: Mapping[str, Any]) -> list[str]:
@@ -157,12 +157,7 @@ def _arguments_text(called: Mapping[str, Any]) -> str:
 
 def _show_wait(common: Common, wait: Mapping[str, Any]) -> None:
     output = common.output
-    words = {
-        "ask": f"waits for an answer: {text.clean(wait['question'] or '')}",
-        "event": f"waits for the event {text.clean(wait['event'] or '')}",
-        "sleep": f"sleeps until {text.clean(wait['until'] or '')}",
-    }.get(wait["kind"], text.clean(wait["kind"]))
-    line = output.paint(words, "yellow")
+    line = output.paint(describe_wait(wait), "yellow")
     if wait["kind"] == "ask":
         line += output.paint(f"  (key {text.clean(wait['key'])})", "dim")
     output.line(line)
@@ -232,10 +227,10 @@ def _show_rest(common: Common, found: Mapping[str, Any]) -> None:
 
 
 def _how_to_answer(thread: str, wait: Mapping[str, Any], count: int) -> str:
-    key = f" --key {text.clean(wait['key'])}" if count > 1 else ""
+    key = f" --key {text.as_argument(wait['key'])}" if count > 1 else ""
     if wait["effect"] is not None:
-        return f"everstep answer {text.clean(thread)}{key} --happened RESULT, or --did-not-happen"
-    return f"everstep answer {text.clean(thread)} VALUE{key}"
+        return f"everstep answer {text.as_argument(thread)}{key} --happened RESULT, or --did-not-happen"
+    return f"everstep answer {text.as_argument(thread)} VALUE{key}"
 
 
 # -- answers and events

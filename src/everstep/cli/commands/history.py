@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TextIO
 
 import click
@@ -12,7 +12,7 @@ from everstep.cli.asking import Assignment, read_json_file, ref_argument, thread
 from everstep.cli.editing import edit_json
 from everstep.cli.failures import CONFLICTS
 from everstep.cli.group import command
-from everstep.cli.rendering import brief
+from everstep.cli.rendering import brief, describe_wait
 from everstep.cli.session import Common, Session, stop
 from everstep.errors import InvalidInput
 from everstep.reports import Operation
@@ -55,7 +55,7 @@ def rewind(common: Common, ref: str, keep_later: bool, dry_run: bool) -> None:
     state = "kept in the history" if keep_later else "hidden, nothing is deleted"
     output.line(f"{text.clean(meant.thread_id)} {verb} at step {meant.step}; {steps} {state}")
     if not dry_run:
-        output.hint(f"everstep undo {text.clean(meant.thread_id)}")
+        output.hint(f"everstep undo {text.as_argument(meant.thread_id)}")
 
 
 @command("undo")
@@ -76,7 +76,7 @@ def redo(common: Common, thread: str | None) -> None:
 
 def _undo_or_redo(common: Common, thread: str | None, verb: str) -> None:
     with common.opened() as session:
-        name = thread if thread is not None else session.newest_thread()
+        name = session.thread_meant(thread)
         if verb == "undo":
             operation = session.engine.undo(name)
             word = "taken back"
@@ -89,7 +89,7 @@ def _undo_or_redo(common: Common, thread: str | None, verb: str) -> None:
         common.output.document({"thread_id": name, verb: operations.shown(operation)})
         return
     common.output.line(f"{text.clean(name)}: {word}: {operation.kind} of {text.describe_age(operation.created_at)}")
-    common.output.hint(f"everstep {other} {text.clean(name)}")
+    common.output.hint(f"everstep {other} {text.as_argument(name)}")
 
 
 @command("ops")
@@ -100,9 +100,8 @@ def ops(common: Common, thread: str | None, limit: int) -> None:
     """Rewinds, forks, merges and pins, newest first. Without a thread it is the one that was active last."""
     output = common.output
     with common.opened() as session:
-        name = thread if thread is not None else session.newest_thread()
         # An unknown thread is an error, and no empty list.
-        session.engine.resolve(name)
+        name = session.thread_meant(thread)
         found = session.engine.operations(name, limit)
     if output.is_json:
         output.document({"thread_id": name, "operations": [operations.shown(one) for one in found]}, "operations")
@@ -113,9 +112,9 @@ def ops(common: Common, thread: str | None, limit: int) -> None:
 
 
 def _operation_row(common: Common, operation: Operation) -> list[str]:
-    details = ", ".join(f"{name} {text.clean(value)}" for name, value in operation.details.items() if value is not None)
     undone = " (taken back)" if operation.undone else ""
-    return [str(operation.id), common.output.age(operation.created_at), operation.kind + undone, details]
+    about = text.clean(operations.shown(operation)["text"])
+    return [str(operation.id), common.output.age(operation.created_at), operation.kind + undone, about]
 
 
 # -- forking
@@ -152,7 +151,7 @@ def fork(
         output.document(made)
         return
     output.line(text.clean(made["thread_id"]))
-    output.hint(f"everstep diff {text.clean(ref)} {text.clean(made['thread_id'])}")
+    output.hint(f"everstep diff {text.as_argument(ref)} {text.as_argument(made['thread_id'])}")
 
 
 # -- merging
@@ -180,7 +179,8 @@ def merge(
         if not isinstance(chosen, dict):
             raise InvalidInput('the file of --resolve is an object, such as {"state.hotel": {"take": "theirs"}}')
     with common.opened() as session:
-        target = into if into is not None else _origin(session, source)
+        source = session.thread_meant(source)
+        target = session.thread_meant(into) if into is not None else _origin(session, source)
         plan = session.run(actions.plan_merge, source, target, chosen)
         if plan["conflicts"] or dry_run:
             _show_plan(common, {**plan, "dry_run": dry_run, "id": None})
@@ -193,7 +193,7 @@ def merge(
     if plan["resolved"]:
         done_text += f", {text.describe_count(plan['resolved'], 'conflict')} resolved"
     common.output.line(f"{text.clean(source)} is merged into {text.clean(target)}: {done_text}")
-    common.output.hint(f"everstep undo {text.clean(target)} takes it back")
+    common.output.hint(f"everstep undo {text.as_argument(target)} takes it back")
     return 0
 
 
@@ -206,7 +206,7 @@ def _show_plan(common: Common, plan: dict[str, Any]) -> None:
     open_ones = "no conflict is open"
     if conflicts:
         open_ones = f"{text.describe_count(len(conflicts), 'conflict')} open"
-    output.line(f"{text.describe_count(plan['auto'], 'change')} merged by itself; {open_ones}")
+    output.line(f"{text.describe_count(plan['auto'], 'change')} without a conflict; {open_ones}")
     rows = []
     for conflict in conflicts:
         sides = [text.cut(brief(conflict[side]), 60) for side in ("base", "ours", "theirs")]
@@ -234,26 +234,33 @@ def _origin(session: Session, source: str) -> str:
 @click.option("--dry-run", is_flag=True, help="The same: this command never runs anything.")
 @click.pass_obj
 def replay(common: Common, ref: str, dry_run: bool) -> None:  # noqa: ARG001  # it never does more
-    """Running it is up to your program, which has the code; the answer says how."""
-    from everstep.views import checkpoint
+    """Running it is up to your program, which has the code; the answer says how. Of a durable run it tells which steps
+    are recorded, and which would be made again after a rewind to here.
+    """
+    from everstep.views import replay as view
 
-    with common.opened() as session:
-        found = session.run(checkpoint.detail, ref)
-    fields = {
-        "ref": found["ref"],
-        "next_node": found["next_node"],
-        "results": found["writes"],
-        "python": found["copy"]["python"],
-    }
     output = common.output
+    with common.opened() as session:
+        found = session.run(view.after, ref)
     if output.is_json:
-        output.document(fields)
+        output.document(found)
         return
-    output.line(f"next: {text.clean(found['next_node']) or 'nothing: the run has ended here'}")
-    for write in found["writes"]:
-        output.line(f"there already: {text.clean(write['node'] or write['task'])}, {text.clean(write['channel'])}")
-    for line in text.clean_lines(fields["python"]):
+    for line in _next_lines(found):
+        output.line(f"next: {line}")
+    for result in found["results"]:
+        what = [result["node"] or result.get("task"), result.get("channel")]
+        output.line(f"there already: {', '.join(text.clean(word) for word in what if word)}")
+    for line in text.clean_lines(found["python"]):
         output.line(f"  {line}")
+
+
+def _next_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return what comes next, in a few words each."""
+    if found["again"]:
+        return [f"{text.clean(name)}, which would be made again" for name in found["again"]]
+    if found["waits"]:
+        return [describe_wait(wait) for wait in found["waits"]]
+    return [text.clean(found["next_node"]) or "nothing: the run has ended here"]
 
 
 COMMANDS: dict[str, click.Command] = {

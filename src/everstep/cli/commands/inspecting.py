@@ -171,7 +171,7 @@ def blame(common: Common, thread: str, path: str, limit: int) -> None:
 
     output = common.output
     with common.opened() as session:
-        found = session.run(view.history_of, thread, path, limit=limit)
+        found = session.run(view.history_of, session.thread_meant(thread), path, limit=limit)
     if output.is_json:
         output.document(found, "changes")
         return

@@ -24,7 +24,7 @@ _PAGE = 200
 # In characters.
 _AXIS_WIDTH = 40
 _STATUS_STYLES = {"failed": "red", "waiting": "yellow", "interrupted": "yellow", "damaged": "red"}
-_STATUSES = tuple(_STATUS_STYLES)
+_STATUSES = ("failed", "waiting", "interrupted", "running", "ready", "done", "paused", "damaged")
 
 
 @command("threads")
@@ -34,6 +34,7 @@ _STATUSES = tuple(_STATUS_STYLES)
 @click.option("--metadata", "filters", multiple=True, type=Assignment(), metavar="KEY=JSON", help="With this metadata.")
 @click.option("--status", type=click.Choice(_STATUSES), help="Only threads in this state.")
 @click.option("--since", type=Moment(), metavar="TIME", help="Active since then: a time, or 2h, 3d ago.")
+@click.option("--archived", is_flag=True, help="Branches that were archived too.")
 @click.option("--limit", "-n", default=50, show_default=True, type=click.IntRange(1), help="How many, at most.")
 @click.option("--cursor", help="Go on where a page before has ended.")
 @click.pass_obj
@@ -45,6 +46,7 @@ def threads(
     filters: Sequence[tuple[str, Any]],
     status: str | None,
     since: Any,
+    archived: bool,
     limit: int,
     cursor: str | None,
 ) -> None:
@@ -61,6 +63,7 @@ def threads(
             filter=dict(filters) or None,
             status=status,
             since=since,
+            archived=archived,
             limit=limit,
             cursor=cursor,
         )
@@ -75,7 +78,7 @@ def threads(
     elif found.get("cursor"):
         output.hint("there are more: raise --limit, or narrow it down with a word")
     if rows:
-        output.hint(f"everstep log {rows[0][0] if output.is_terminal else ''}")
+        output.hint(f"everstep log {text.as_argument(found['threads'][0]['thread_id'])}")
 
 
 def _thread_row(common: Common, thread: dict[str, Any]) -> list[str]:
@@ -123,9 +126,9 @@ def log(
     output = common.output
     wanted = {"kinds": kinds, "errors": errors, "user_turns": user_turns, "path": path, "text": words}
     with common.opened() as session:
-        name = thread if thread is not None else session.newest_thread()
-        # The view of a thread that does not exist would be an empty page.
-        session.engine.resolve(name)
+        name = session.thread_meant(thread)
+        # If all of it is hidden, this says what may bring it back.
+        session.engine.resolve("@", thread_id=name)
         if graph and not output.is_json:
             _refuse(wanted, "--graph draws every step; leave it out, or the filters")
             _draw(common, session, name, limit)
@@ -244,7 +247,8 @@ def _draw(common: Common, session: Session, thread: str, limit: int) -> None:
 
 def _painted_lanes(common: Common, line: str) -> str:
     """Return a row of the graph with its lanes in colours."""
-    if not common.output.has_color:
+    # What stands in brackets is about the whole graph.
+    if not common.output.has_color or line.startswith("("):
         return line
     lanes, step, rest = line.partition("step ")
     colors = ("green", "magenta", "yellow", "blue", "cyan")
@@ -268,6 +272,8 @@ def tail(common: Common, thread: str | None, limit: int | None, past: int, inter
     output = common.output
     shown = 0
     with common.opened() as session:
+        if thread is not None:
+            thread = session.thread_meant(thread)
         for row in _follow(session, thread, past, interval):
             if output.is_json:
                 output.json_line(row)
@@ -301,7 +307,7 @@ def _follow(session: Session, thread: str | None, past: int, interval: float) ->
 def _moved(session: Session, thread: str | None, heads: dict[str, str]) -> list[tuple[str, str | None]]:
     """Return the threads whose head is another than before, with the head that they had, and remember the new ones."""
     if thread is not None:
-        now = {thread: session.engine.resolve(thread).checkpoint_id}
+        now = {thread: session.engine.resolve("@", thread_id=thread).checkpoint_id}
     else:
         now = {found.thread_id: found.checkpoint_id for found in session.engine.list_threads(_PAGE)}
     moved = [(name, heads.get(name)) for name, head in now.items() if heads.get(name) != head]

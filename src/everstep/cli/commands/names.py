@@ -1,69 +1,108 @@
-"""Branches, tags and pins."""
+"""Branches, tags, notes and pins."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from everstep.cli import text
 from everstep.cli.asking import ref_argument, thread_argument, yes_options
-from everstep.cli.commands.care import require_thread
 from everstep.cli.group import command, group
 from everstep.cli.session import Common, confirm
 from everstep.errors import InvalidInput
-from everstep.views import tags
+from everstep.views import branches, checkpoint, tags, threads
 
 # Only a family that has more checkpoints than this would show fewer branches than it has.
 _LOOKED_AT_MAX = 100_000
 
 
-@group("branch")
-def branch() -> None:
+@group("branch", invoke_without_command=True)
+@click.pass_context
+def branch(ctx: click.Context) -> None:
     """Branches of a thread."""
+    if ctx.invoked_subcommand is None:
+        _list_branches(ctx.find_object(Common) or Common(), None, archived=False)
 
 
 @branch.command("list")
-@thread_argument()
+@thread_argument(required=False)
+@click.option("--archived", is_flag=True, help="Those that were archived too.")
 @click.pass_obj
-def branch_list(common: Common, thread: str) -> None:
-    """List the branches of a thread's family: where each began, and where it is."""
+def branch_list(common: Common, thread: str | None, archived: bool) -> None:
+    """List the branches of a thread's family: where each began, and where it is. Without a thread it is the one that
+    was active last; `everstep branch` alone does the same.
+    """
+    _list_branches(common, thread, archived=archived)
+
+
+def _list_branches(common: Common, named: str | None, *, archived: bool) -> None:
     with common.opened() as session:
-        # A tree of nothing is empty; a thread that does not exist is an error here, as everywhere.
-        session.engine.resolve(thread)
-        tree = session.engine.get_checkpoint_tree(thread, _LOOKED_AT_MAX)
-    origins = {edge["to"]: (edge["from_thread"], edge["from"]) for edge in tree["edges"]}
-    heads = {node["thread_id"]: node for node in tree["nodes"] if node["head"]}
-    found = []
-    for node in tree["nodes"]:
-        if node["branch"] is None:
-            continue
-        origin = origins.get(node["id"])
-        head = heads.get(node["thread_id"])
-        told: dict[str, Any] = {
-            "name": node["branch"],
-            "thread_id": node["thread_id"],
-            "origin": None,
-            "step": None,
-            "updated_at": node["created_at"],
-        }
-        if origin is not None:
-            told["origin"] = f"{origin[0]}@{origin[1]}"
-        # All that it had may be hidden.
-        if head is not None:
-            told["step"] = head["step"]
-            told["updated_at"] = head["created_at"]
-        found.append(told)
+        thread = session.thread_meant(named)
+        family = session.run(branches.family, thread, archived=archived)
+    # The thread that it all began with is no branch.
+    found = [one for one in family["branches"] if one["is_branch"]]
     output = common.output
     if output.is_json:
         output.document({"thread_id": thread, "branches": found}, "branches")
         return
     rows = []
     for one in found:
-        when = output.age(str(one["updated_at"]))
-        steps = "" if one["step"] is None else str(one["step"])
-        rows.append([text.clean(one["name"]), text.clean(one["thread_id"]), steps, when])
+        name = text.clean(one["name"])
+        if one["archived"]:
+            name += " (archived)"
+        rows.append([name, text.clean(one["thread_id"]), str(one["step"]), output.age(one["updated_at"])])
     output.table(("name", "thread", "steps", "active"), rows, wide="thread")
+    if not rows:
+        output.note("no branches")
+
+
+@branch.command("rename")
+@thread_argument()
+@click.argument("name")
+@click.pass_obj
+def branch_rename(common: Common, thread: str, name: str) -> None:
+    """Call a branch NAME, wherever people read one. Its thread keeps its id; "" is the name that it was made with."""
+    with common.opened() as session:
+        meant = session.engine.resolve(thread).thread_id
+        session.engine.rename_branch(meant, name)
+        told = session.run(threads.one, meant)
+    _show_branch(common, told, f"is called {text.clean(told['name'])} now")
+
+
+@branch.command("archive")
+@thread_argument()
+@click.pass_obj
+def branch_archive(common: Common, thread: str) -> None:
+    """Leave a branch out of lists. Nothing else changes: it can be read, merged and gone on with."""
+    _archive(common, thread, archived=True)
+
+
+@branch.command("unarchive")
+@thread_argument()
+@click.pass_obj
+def branch_unarchive(common: Common, thread: str) -> None:
+    """Put a branch back into lists."""
+    _archive(common, thread, archived=False)
+
+
+def _archive(common: Common, thread: str, *, archived: bool) -> None:
+    with common.opened() as session:
+        meant = session.engine.resolve(thread).thread_id
+        act = session.engine.archive_branch if archived else session.engine.unarchive_branch
+        act(meant)
+        told = session.run(threads.one, meant)
+    _show_branch(common, told, "is archived" if archived else "is back in the lists")
+
+
+def _show_branch(common: Common, told: Mapping[str, Any], what: str) -> None:
+    if common.output.is_json:
+        common.output.document({name: told[name] for name in ("thread_id", "name", "archived")})
+        return
+    thread = text.clean(told["thread_id"])
+    common.output.line(f"{thread} {what}")
+    common.output.hint(f"everstep undo {thread}")
 
 
 @branch.command("delete")
@@ -73,7 +112,8 @@ def branch_list(common: Common, thread: str) -> None:
 def branch_delete(common: Common, thread: str, yes: bool, dry_run: bool) -> None:
     """Delete a branch, for good. What was merged from it stays where it was merged."""
     with common.opened() as session:
-        count = require_thread(session, thread)
+        thread = session.thread_named(thread)
+        count = session.count_checkpoints(thread)
         tree = session.engine.get_checkpoint_tree(thread, _LOOKED_AT_MAX)
         own = [node for node in tree["nodes"] if node["thread_id"] == thread and node["branch"] is not None]
         if not own:
@@ -88,17 +128,18 @@ def branch_delete(common: Common, thread: str, yes: bool, dry_run: bool) -> None
 
 
 @command("tag")
-@ref_argument()
+@ref_argument(required=False)
 @click.argument("tag", required=False)
 @click.option("-d", "--delete", is_flag=True, help="Take the tag away.")
 @click.pass_obj
-def tag(common: Common, ref: str, tag: str | None, delete: bool) -> None:
-    """With a thread alone: list its tags. With a checkpoint and a TAG: give it that tag, or take it away.
+def tag(common: Common, ref: str | None, tag: str | None, delete: bool) -> None:
+    """With a thread alone: list its tags; without one, those of the thread that was active last. With a checkpoint and
+    a TAG: give it that tag, or take it away.
 
     THREAD@TAG means the newest checkpoint that has one. A tag that is given here is kept in the thread's log, so that
     `everstep undo` takes it back; whether retention keeps a checkpoint is up to `everstep pin`.
     """
-    if tag is not None:
+    if ref is not None and tag is not None:
         _tag(common, ref, tag, is_given=not delete)
     elif delete:
         raise click.UsageError("name the tag that is to be taken away: everstep tag -d REF TAG")
@@ -119,18 +160,52 @@ def _tag(common: Common, ref: str, tag: str, *, is_given: bool) -> None:
     thread = text.clean(meant.thread_id)
     word = "has the tag" if is_given else "has no longer the tag"
     output.line(f"{thread}#{meant.step} {word} {text.clean(tag)}")
-    output.hint(f"everstep show {thread}@{text.clean(tag)}" if is_given else f"everstep undo {thread}")
+    if is_given:
+        output.hint(f"everstep show {text.as_argument(f'{meant.thread_id}@{tag}')}")
+    else:
+        output.hint(f"everstep undo {text.as_argument(meant.thread_id)}")
 
 
-def _list_tags(common: Common, thread: str) -> None:
+def _list_tags(common: Common, thread: str | None) -> None:
     with common.opened() as session:
-        found = session.run(tags.listing, thread)
+        found = session.run(tags.listing, session.thread_meant(thread))
     output = common.output
     if output.is_json:
         output.document(found, "tags")
         return
     rows = [[text.clean(one["tag"]), str(one["checkpoints"]), f"#{one['step']}"] for one in found["tags"]]
     output.table(("tag", "checkpoints", "newest"), rows, wide="tag")
+    if not rows:
+        output.note("no tags")
+
+
+@command("note")
+@ref_argument()
+@click.argument("note", required=False)
+@click.option("-d", "--delete", is_flag=True, help="Take the note away.")
+@click.pass_obj
+def note(common: Common, ref: str, note: str | None, delete: bool) -> None:
+    """With a checkpoint alone: print what is noted about it. With a NOTE: note that, in place of what was noted before.
+
+    A note is kept in the thread's log, so that `everstep undo` takes it back. `everstep log` shows how it begins.
+    """
+    if note is not None and delete:
+        raise click.UsageError("give a note, or take it away with -d, not both")
+    with common.opened() as session:
+        meant = session.engine.resolve(ref)
+        if note is not None or delete:
+            session.engine.note(meant.checkpoint_id, note or "", thread_id=meant.thread_id, namespace=meant.namespace)
+        found = session.run(checkpoint.detail, meant)
+    output = common.output
+    if output.is_json:
+        output.document({name: found[name] for name in ("thread_id", "id", "step", "note")})
+    elif note is None and not delete:
+        for line in text.clean_lines(found["note"] or "nothing is noted"):
+            output.line(line)
+    else:
+        thread = text.clean(meant.thread_id)
+        output.line(f"{thread}#{meant.step} has {'a' if found['note'] else 'no'} note")
+        output.hint(f"everstep undo {thread}")
 
 
 @command("pin")
@@ -160,7 +235,7 @@ def _pin(common: Common, ref: str, *, pinned: bool) -> None:
         return
     word = "pinned" if pinned else "not pinned any more"
     common.output.line(f"{text.clean(meant.thread_id)}#{meant.step} is {word}")
-    common.output.hint(f"everstep undo {text.clean(meant.thread_id)}")
+    common.output.hint(f"everstep undo {text.as_argument(meant.thread_id)}")
 
 
-COMMANDS: dict[str, click.Command] = {"branch": branch, "tag": tag, "pin": pin, "unpin": unpin}
+COMMANDS: dict[str, click.Command] = {"branch": branch, "tag": tag, "note": note, "pin": pin, "unpin": unpin}

@@ -22,7 +22,13 @@ from everstep.opening.addresses import place_of, without_password
 @click.option("--port", default=8787, show_default=True, type=click.IntRange(0, 65535), help="The port; 0 takes any.")
 @click.option("--open/--no-open", "open_browser", default=True, help="Open a browser.")
 @click.option("--read-only", is_flag=True, help="Let nobody change anything.")
-@click.option("--token", metavar="TEXT", help="What visitors must know; `auto` makes one.")
+@click.option(
+    "--token",
+    metavar="TEXT",
+    envvar="EVERSTEP_TOKEN",
+    help="What visitors must know (or EVERSTEP_TOKEN); `auto` makes one.",
+)
+@click.option("--redact", is_flag=True, help="Leave out keys, tokens and passwords; nothing can be changed then.")
 @click.option("--demo", is_flag=True, help="Show demo data instead of a store.")
 @click.option("--langgraph", metavar="URL", help="Show what LangGraph's own saver keeps there, without changing it.")
 @click.pass_obj
@@ -33,13 +39,15 @@ def ui(
     open_browser: bool,
     read_only: bool,
     token: str | None,
+    redact: bool,
     demo: bool,
     langgraph: str | None,
 ) -> None:
     """It runs until Ctrl-C, on this machine only unless --host says otherwise."""
     try:
         # It needs the extra `ui`.
-        serve = import_module("everstep.web").serve
+        web = import_module("everstep.web")
+        serve = web.serve
     except ImportError as exc:
         raise MissingDependency(exc.name or "starlette", "ui") from exc
     if demo and langgraph is not None:
@@ -57,6 +65,7 @@ def ui(
         demo=demo,
         langgraph=langgraph,
         options=settings.options if settings is not None else None,
+        redact=web.redact_secrets if redact else None,
     )
 
 
@@ -76,7 +85,7 @@ def demo(common: Common, path: Path) -> None:
     # Nothing is lost with a demo: it need not wait for the disk.
     engine = open_engine(path, SnapshotConfig(gc_policy="keep_all"), synchronous="off")
     with show_warnings(), engine.sync:
-        told = Session(engine).run(demo_data.fill)
+        told = Session(engine, common.output).run(demo_data.fill)
     output = common.output
     if output.is_json:
         output.document({"store": str(path), **told})
@@ -84,7 +93,8 @@ def demo(common: Common, path: Path) -> None:
     output.line(f"{path}: {text.describe_count(len(told['threads']), 'thread')}")
     for words in told["left_out"]:
         output.note(f"left out: {words}")
-    output.hint(f"everstep ui --store {path}    or    everstep log --store {path} --graph {demo_data.STORY}")
+    store = text.as_argument(path)
+    output.hint(f"everstep ui --store {store}    or    everstep log --store {store} --graph {demo_data.STORY}")
 
 
 @command("config")
@@ -134,6 +144,9 @@ def completion(common: Common, shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
+    from everstep.cli.shells import register
+
+    register()
     found = get_completion_class(shell)
     if found is None:
         raise InvalidInput(f"there is no completion for {shell}")

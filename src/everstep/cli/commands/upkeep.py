@@ -13,7 +13,8 @@ from everstep.cli.asking import thread_argument, yes_options
 from everstep.cli.failures import FAILURE
 from everstep.cli.group import command
 from everstep.cli.progress import show_progress
-from everstep.cli.session import Common, confirm
+from everstep.cli.session import Common, Session, confirm
+from everstep.errors import CheckpointCorrupted, StoreMismatch
 from everstep.reports import Finding
 
 
@@ -26,7 +27,7 @@ def verify(common: Common, thread: str | None) -> int:
     """
     output = common.output
     with common.opened() as session, show_progress(output, "verifying") as progress:
-        report = session.engine.verify(thread, progress=progress.count_threads)
+        report = session.engine.verify(_meant(session, thread), progress=progress.count_threads)
     if output.is_json:
         fields = dataclasses.asdict(report)
         output.document({"ok": report.ok, "damaged_threads": report.damaged_threads, **fields}, "findings")
@@ -42,6 +43,17 @@ def verify(common: Common, thread: str | None) -> int:
     output.line(f"{output.paint('damaged', 'red')}: {looked}: {text.describe_count(len(report.findings), 'finding')}")
     output.hint("everstep repair --dry-run tells what can be done")
     return FAILURE
+
+
+def _meant(session: Session, thread: str | None) -> str | None:
+    """Return the thread that is to be looked at; None: all of them."""
+    if thread is None:
+        return None
+    try:
+        return session.thread_meant(thread)
+    except (CheckpointCorrupted, StoreMismatch):
+        # That is what the look is for.
+        return thread
 
 
 def _show_findings(common: Common, findings: Sequence[Finding]) -> None:
@@ -76,6 +88,7 @@ def repair(common: Common, thread: str | None, keep: Path | None, yes: bool, dry
     """
     output = common.output
     with common.opened() as session, show_progress(output, "repairing") as progress:
+        thread = _meant(session, thread)
         # Told before anything is changed, and asked for.
         report = session.engine.repair(thread, dry_run=True, progress=progress.count_threads)
         # A question must not stand behind a bar.

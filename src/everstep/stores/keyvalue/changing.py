@@ -9,6 +9,7 @@ from typing import Any
 
 from everstep.errors import CheckpointCorrupted
 from everstep.stores.covers import Covers
+from everstep.stores.deletion import Candidate, discard_each, prune
 from everstep.stores.facts import kept, new_facts
 from everstep.stores.keyvalue import keys
 from everstep.stores.keyvalue.interface import Writing, unchecked
@@ -27,7 +28,7 @@ from everstep.stores.keyvalue.rows import (
     LAST_NUMBER,
     LAST_SEQ,
     LINE_NAMES,
-    LINE_RUNS,
+    LINE_SEGMENTS,
     MEMBERS,
     NOTES,
     NOTHING,
@@ -44,8 +45,8 @@ from everstep.stores.keyvalue.rows import (
     CheckpointRow,
     FamilyRow,
     LineRow,
-    Seen,
     ThreadRow,
+    WorkedOut,
     family_name,
     family_number,
     line_key,
@@ -68,13 +69,13 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.records import pack_operation, pack_segment
-from everstep.stores.transaction import Candidate, Line, Packed, discard_each, now_micros, prune
+from everstep.stores.transaction import Line, Packed, now_micros
 
 
 class ChangeRows(ReadRows):
     """The Transaction and the Removal of `transaction`, and the Rows of `sweeping`."""
 
-    def __init__(self, tx: Writing, seen: Seen) -> None:
+    def __init__(self, tx: Writing, seen: WorkedOut) -> None:
         super().__init__(tx, seen)
         self._put = tx.put
         self._delete = tx.delete
@@ -104,7 +105,7 @@ class ChangeRows(ReadRows):
         return self._own_covers[veiled]
 
     def _keys(self, prefix: bytes) -> list[bytes]:
-        """Return all keys that begin like this, those of values that are damaged included."""
+        """Return all keys that begin like this, also where their values are damaged."""
         # A list, since what is scanned must not be changed while it is gone through.
         return [key for key, _ in unchecked(self._tx).scan(prefix, keys.end(prefix))]
 
@@ -153,9 +154,7 @@ class ChangeRows(ReadRows):
 
     def family(self, thread_id: str) -> str | None:
         thread = self._thread(thread_id)
-        if thread is None:
-            return None
-        return family_name(thread.family)
+        return family_name(thread.family) if thread is not None else None
 
     def create(self, thread_id: str, namespace: str, family: str | None) -> Line:
         thread = self._joined(thread_id, family)
@@ -195,9 +194,7 @@ class ChangeRows(ReadRows):
         if line is None:
             return None
         row = self._row_named(line, key.checkpoint_id)
-        if row is None:
-            return None
-        return self._in_commit(line, row)
+        return self._in_commit(line, row) if row is not None else None
 
     def is_taken_back(self, line: Line) -> bool:
         thread = self._known(line.thread_id)
@@ -215,9 +212,7 @@ class ChangeRows(ReadRows):
 
     def insert(self, line: Line, packed: Packed, segment: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         seq = self._next(LAST_SEQ)
-        known: Record | None = None
-        if line.head is not None:
-            known = line.head.record
+        known = line.head.record if line.head is not None else None
         self._note(line, packed.record, known)
         line.ref.total += 1
         # Otherwise it is saved when the head moves.
@@ -227,8 +222,8 @@ class ChangeRows(ReadRows):
             segment = seq
         return self._keep_row(line, packed, seq, segment, added_bytes, pinned=False)
 
-    def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
-        self._put(LINE_RUNS + numbers(line.ref.number, segment), NOTHING)
+    def add_segment(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
+        self._put(LINE_SEGMENTS + numbers(line.ref.number, segment), NOTHING)
         self._put(SEGMENTS + numbers(line.ref.thread.family, segment), pack_segment(segment, follows))
 
     def replace(self, line: Line, old: Stored, packed: Packed) -> Stored:
@@ -286,9 +281,7 @@ class ChangeRows(ReadRows):
 
     def set_head(self, line: Line, stored: Stored | None, *, head_was_moved: bool = False) -> None:
         held: LineRow = line.ref
-        seq = 0
-        if stored is not None:
-            seq = stored.seq
+        seq = stored.seq if stored is not None else 0
         self._move_head(held, seq, _id_of(stored), head_was_moved)
         self._set_active(held.thread, now_micros())
 
@@ -313,11 +306,11 @@ class ChangeRows(ReadRows):
             self._put(BEGINNINGS + numbers(thread.family, began) + number(thread.number), NOTHING)
         self._save_thread(thread)
 
-    def set_common(self, thread_id: str, other: str, common: SharedState) -> None:
+    def set_shared_state(self, thread_id: str, other: str, common: SharedState) -> None:
         one = self._known(thread_id)
         two = self._known(other)
         self._unsweep(one.family)
-        held = self._commons(one).get(other, ())
+        held = self._shared_states_of(one).get(other, ())
         others = [each for each in held if each.place.seq != common.place.seq]
         # Only the newest are of use for a merge.
         self._keep_commons(one, two, [*others, common][-SHARED_STATES_MAX:])
@@ -346,16 +339,12 @@ class ChangeRows(ReadRows):
         return seq
 
     def _save_operation(self, thread: ThreadRow, operation: Operation) -> None:
-        mark = b"\0"
-        if operation.undone:
-            mark = b"\1"
+        mark = b"\1" if operation.undone else b"\0"
         self._put(OPERATIONS + numbers(thread.number, operation.seq), mark + pack_operation(operation, operation.seq))
 
     def is_undone(self, thread_id: str, seq: int) -> bool | None:
         found = self._get(OPERATIONS + numbers(self._known(thread_id).number, seq))
-        if found is None:
-            return None
-        return found[:1] == b"\1"
+        return found[:1] == b"\1" if found is not None else None
 
     def set_operation(self, thread_id: str, operation: Operation) -> None:
         if self.is_undone(thread_id, operation.seq) is not None:
@@ -502,7 +491,7 @@ class ChangeRows(ReadRows):
 
     def _drop_line(self, line: LineRow) -> None:
         self._forget_facts(line.number)
-        self._drop_all(LINE_RUNS + number(line.number))
+        self._drop_all(LINE_SEGMENTS + number(line.number))
         self._delete(LINE_NAMES + number(line.number))
         self._delete(line_key(line.thread, line.namespace))
         del self._lines[line.thread.name, line.namespace]
@@ -540,7 +529,7 @@ class ChangeRows(ReadRows):
         self._delete(FAMILIES + own)
         return True
 
-    # -- what comes from another store: see `transaction.adopt`
+    # -- what comes from another store: see `adoption.adopt`
 
     def reserve(self, family: str, count: int) -> int:  # noqa: ARG002  # all families are numbered together
         last = self._last(LAST_SEQ)
@@ -571,7 +560,7 @@ class ChangeRows(ReadRows):
                 self._delete(CHECKPOINTS + numbers(line.ref.number, old.seq))
             self._keep_row(line, packed, stored.seq, stored.segment, stored.added_bytes, pinned)
 
-    def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
+    def keep_segments(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
         for segment, follows in segments.items():
             self._put(SEGMENTS + numbers(family_number(family), segment), pack_segment(segment, follows))
 
@@ -613,11 +602,11 @@ class ChangeRows(ReadRows):
         line.head_was_moved = given.head_was_moved
         line.generation = given.generation
         self._save_line(line)
-        self._drop_all(LINE_RUNS + number(line.number))
+        self._drop_all(LINE_SEGMENTS + number(line.number))
         for segment in given.segments:
             # A segment of another thread is not kept here unless it came along.
             if self._get(SEGMENTS + numbers(line.thread.family, segment)) is not None:
-                self._put(LINE_RUNS + numbers(line.number, segment), NOTHING)
+                self._put(LINE_SEGMENTS + numbers(line.number, segment), NOTHING)
         for row in list(self._rows(line)):
             if row.pinned != (row.seq in pinned):
                 self._pin(line, row, row.seq in pinned)
@@ -657,13 +646,13 @@ class ChangeRows(ReadRows):
                 self._delete(key)
         return found.sweeps
 
-    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, ticket: int) -> None:
+    def sweep_end(self, family: str, live_bytes: int, unreferenced_bytes: int, ticket: int) -> None:
         own = family_number(family)
         if self._get(FAMILIES + number(own)) is None:
             return
         found = self._family(own)
         found.live = live_bytes
-        found.doomed = max(found.doomed - doomed_bytes, 0)
+        found.doomed = max(found.doomed - unreferenced_bytes, 0)
         if found.swept == ticket:
             found.swept = SWEPT
         self._save_family(own, found)
@@ -680,9 +669,7 @@ def _without_head(line: LineRow) -> Line:
 
 
 def _id_of(stored: Stored | None) -> str:
-    if stored is None:
-        return ""
-    return stored.record.key.checkpoint_id
+    return stored.record.key.checkpoint_id if stored is not None else ""
 
 
 def _write_common(common: SharedState) -> list[Any]:

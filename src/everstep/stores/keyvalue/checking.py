@@ -32,7 +32,7 @@ from everstep.stores.keyvalue.rows import (
     LAST_NUMBER,
     LAST_SEQ,
     LINE_NAMES,
-    LINE_RUNS,
+    LINE_SEGMENTS,
     LINES,
     MEMBERS,
     NOTES,
@@ -72,6 +72,12 @@ class Problem(NamedTuple):
     fix: Sequence[tuple[bytes, bytes | None]] = ()
 
 
+def _problem(
+    kind: str, what: str, thread_id: str | None, *fix: tuple[bytes, bytes | None], checkpoint_id: str | None = None
+) -> Problem:
+    return Problem(finding_about(kind, what, thread_id, checkpoint_id), fix)
+
+
 class Inspection:
     """One look at everything, inside one transaction."""
 
@@ -107,7 +113,7 @@ class Inspection:
         yield from self._families_and_threads()
         yield from self._lines_of_threads()
         yield from self._checkpoints()
-        for table in (IDS, PINS, WRITES, STRETCHES, OPERATIONS, SEGMENTS, LINE_RUNS, OBJECTS, NOTES):
+        for table in (IDS, PINS, WRITES, STRETCHES, OPERATIONS, SEGMENTS, LINE_SEGMENTS, OBJECTS, NOTES):
             yield from self._dependents(table)
         yield from self._shared_states()
         yield from self._found_by()
@@ -147,7 +153,7 @@ class Inspection:
         return next(unchecked(self._tx).scan(prefix, keys.end(prefix)), None) is not None
 
     def lost(self, key: bytes) -> Lost:
-        """Return what stands at a key, to be kept elsewhere before it goes."""
+        """Return what is stored at a key, to be kept elsewhere before it goes."""
         value: bytes | None = None
         for _, stored in unchecked(self._tx).scan(key, key + b"\0"):
             value = stored
@@ -173,20 +179,18 @@ class Inspection:
             # Others are made anew below, from what is kept of them elsewhere.
             if thread is not None and THREADS + keys.name(thread.name) == key:
                 self._threads[thread.number] = thread
-        # Before the rows that are out of place go: what is made anew needs what they stood for.
+        # Before the rows that are out of place go: what is made anew needs what they tell.
         yield from self._lost_threads()
         for key, row, why in self._rows(THREADS):
             thread = _thread(row)
             if thread is None or self._threads.get(thread.number) != thread:
-                yield Problem(
-                    finding_about("thread", f"a row of threads {why or 'is out of place'}", None), [(key, None)]
-                )
+                yield _problem("thread", f"a row of threads {why or 'is out of place'}", None, (key, None))
         for thread in self._threads.values():
             yield from self._thread(thread)
         yield from self._memberships()
         for family in sorted(self._families - {thread.family for thread in self._threads.values()}):
             what = f"family {family} has no threads"
-            yield Problem(finding_about("row", what, None), [(FAMILIES + number(family), None)])
+            yield _problem("row", what, None, (FAMILIES + number(family), None))
 
     def _families_there(self) -> Iterator[Problem]:
         for key, row, why in self._rows(FAMILIES):
@@ -196,7 +200,7 @@ class Inspection:
             if row is None:
                 fresh = pack([0, 0, 0, 0])
                 name = self._any_name(family)
-                yield Problem(finding_about("row", f"what is kept of its family {why}", name), [(key, fresh)])
+                yield _problem("row", f"what is kept of its family {why}", name, (key, fresh))
 
     def _any_name(self, family: int) -> str | None:
         """Return the name of one thread of a family."""
@@ -225,7 +229,7 @@ class Inspection:
                 thread.veil = own
             self._threads[own] = thread
             fix = [(THREADS + keys.name(name), thread.packed())]
-            yield Problem(finding_about("thread", "its row is missing or damaged", name), fix)
+            yield _problem("thread", "its row is missing or damaged", name, *fix)
 
     def _thread(self, thread: ThreadRow) -> Iterator[Problem]:
         name = thread.name
@@ -234,13 +238,13 @@ class Inspection:
         if thread.family not in self._families:
             self._families.add(thread.family)
             fix = [(FAMILIES + number(thread.family), pack([0, 0, 0, 0]))]
-            yield Problem(finding_about("thread", "its family is missing", name), fix)
+            yield _problem("thread", "its family is missing", name, *fix)
         member = MEMBERS + numbers(thread.family, thread.number)
         if self._get(member) != name.encode():
-            yield Problem(finding_about("thread", "its family does not know it", name), [(member, name.encode())])
+            yield _problem("thread", "its family does not know it", name, (member, name.encode()))
         active = ACTIVITY + number(thread.active) + keys.name(name)
         if self._get(active) != name.encode():
-            yield Problem(finding_about("index", "it is not listed by its activity", name), [(active, name.encode())])
+            yield _problem("index", "it is not listed by its activity", name, (active, name.encode()))
         if bool(thread.veil) != self._is_any(STRETCHES + number(thread.number)):
             # Any number but 0 says that something is hidden.
             if thread.veil:
@@ -248,28 +252,25 @@ class Inspection:
             else:
                 thread.veil = thread.number
             fix = [(THREADS + keys.name(name), thread.packed())]
-            yield Problem(finding_about("hidden", "its row does not say whether something is hidden", name), fix)
+            yield _problem("hidden", "its row does not say whether something is hidden", name, *fix)
         began = BEGINNINGS + numbers(thread.family, thread.began) + number(thread.number)
         if thread.began and self._get(began) is None:
-            yield Problem(finding_about("origin", "its beginning is not protected", name), [(began, NOTHING)])
+            yield _problem("origin", "its beginning is not protected", name, (began, NOTHING))
 
     def _memberships(self) -> Iterator[Problem]:
         for key, value in self._values(MEMBERS):
             thread = self._threads.get(keys.last_number(key))
             if thread is None or key[1:9] != number(thread.family):
-                yield Problem(
-                    finding_about("thread", "a family names a thread that is not there", _text(value)), [(key, None)]
-                )
+                yield _problem("thread", "a family names a thread that is not there", _text(value), (key, None))
         for key, value in self._values(ACTIVITY):
             thread = self._named(value)
             if thread is None or key != ACTIVITY + number(thread.active) + keys.name(thread.name):
                 what = "it is listed with an activity that it does not have"
-                yield Problem(finding_about("index", what, _text(value)), [(key, None)])
+                yield _problem("index", what, _text(value), (key, None))
         for key, _ in self._values(BEGINNINGS):
             thread = self._threads.get(keys.last_number(key))
             if thread is None or key[1:17] != numbers(thread.family, thread.began):
-                what = "a beginning is noted that no branch has"
-                yield Problem(finding_about("origin", what, _name_of(thread)), [(key, None)])
+                yield _problem("origin", "a beginning is noted that no branch has", _name_of(thread), (key, None))
 
     def _named(self, value: bytes | None) -> ThreadRow | None:
         """Return the thread of that name, if its row can be read."""
@@ -277,9 +278,7 @@ class Inspection:
         if row is None:
             return None
         found = _thread(unpack(row))
-        if found is None:
-            return None
-        return self._threads.get(found.number)
+        return self._threads.get(found.number) if found is not None else None
 
     # -- lines
 
@@ -290,8 +289,7 @@ class Inspection:
             thread = self._threads.get(keys.number_at(key, 1))
             found = _line(thread, row)
             if thread is None or found is None or key != LINES + number(thread.number) + keys.name(found.namespace):
-                what = f"a namespace {why or 'is out of place'}"
-                yield Problem(finding_about("thread", what, _name_of(thread)), [(key, None)])
+                yield _problem("thread", f"a namespace {why or 'is out of place'}", _name_of(thread), (key, None))
                 continue
             rows[found.number] = found
             self._last = max(self._last, found.number)
@@ -303,7 +301,7 @@ class Inspection:
             yield from self._line(found)
         for key, _ in self._values(LINE_NAMES):
             if keys.last_number(key) not in self._lines:
-                yield Problem(finding_about("index", "the name of a namespace that is not there", None), [(key, None)])
+                yield _problem("index", "the name of a namespace that is not there", None, (key, None))
 
     def _read_line_names(self) -> None:
         """Note the namespaces that have a name, and the threads that they are of."""
@@ -324,7 +322,7 @@ class Inspection:
             self._lines[line.number] = thread.name, line.namespace
             self._owners[line.number] = thread
             fix = [(LINE_NAMES + number(line.number), named)]
-            yield Problem(finding_about("index", "a namespace is not found by its number", thread.name), fix)
+            yield _problem("index", "a namespace is not found by its number", thread.name, *fix)
 
     def _lost_line(self, line: int, name: str, namespace: str) -> Iterator[Problem]:
         thread = self._owners[line]
@@ -342,7 +340,7 @@ class Inspection:
                 # At least as high as it ever was, since every checkpoint has moved the head once.
                 found.generation = found.head
             fix = [(LINES + number(thread.number) + keys.name(namespace), found.packed())]
-        yield Problem(finding_about("thread", f"the row of namespace {namespace!r} is missing or damaged", name), fix)
+        yield _problem("thread", f"the row of namespace {namespace!r} is missing or damaged", name, *fix)
 
     def _line(self, line: LineRow) -> Iterator[Problem]:
         name = line.thread.name
@@ -352,7 +350,7 @@ class Inspection:
         if line.total != len(seqs):
             found = f"{line.total} checkpoints are counted, and {len(seqs)} are stored"
             line.total = len(seqs)
-            yield Problem(finding_about("index", found, name), [(place, line.packed())])
+            yield _problem("index", found, name, (place, line.packed()))
         if line.head:
             head = _checkpoint(line.head, self._get(prefix + number(line.head)))
             if head is None:
@@ -362,7 +360,7 @@ class Inspection:
             elif head.checkpoint_id != line.head_id:
                 line.head_id = head.checkpoint_id
                 fix = [(place, line.packed())]
-                yield Problem(finding_about("head", "the head has another id than is noted", name, line.head_id), fix)
+                yield _problem("head", "the head has another id than is noted", name, *fix, checkpoint_id=line.head_id)
 
     def _fall_back(self, line: LineRow) -> None:
         """Move a head that is gone to the newest checkpoint that can be read and is not hidden."""
@@ -389,9 +387,7 @@ class Inspection:
             seq = keys.last_number(key)
             self._highest = max(self._highest, seq)
             if line not in self._lines:
-                yield Problem(
-                    finding_about("row", "a checkpoint of a namespace that is not there", None), [(key, None)]
-                )
+                yield _problem("row", "a checkpoint of a namespace that is not there", None, (key, None))
                 continue
             thread_id, namespace = self._lines[line]
             row = _checkpoint(seq, value)
@@ -399,13 +395,13 @@ class Inspection:
                 what = "a checkpoint cannot be read"
                 if value is None:
                     what = "a checkpoint does not match its checksum"
-                yield Problem(finding_about("checkpoint", what, thread_id), [(key, None)])
+                yield _problem("checkpoint", what, thread_id, (key, None))
                 continue
             yield from self._found_checkpoint(line, row, thread_id)
             try:
                 record = unpack_record(Key(thread_id, namespace, row.checkpoint_id), row.step, b"", row.info, None)
             except _UNREADABLE:
-                # It is told by those who read it.
+                # Whoever reads it reports that.
                 continue
             if line not in facts:
                 facts[line] = self._facts(line)
@@ -419,18 +415,18 @@ class Inspection:
             facts[line] = kept(facts[line], missing)
             fix = _facts_fix(line, facts[line], record.key.thread_id)
             what = "it would not be found by its metadata or tags"
-            yield Problem(finding_about("index", what, record.key.thread_id, record.key.checkpoint_id), fix)
+            yield _problem("index", what, record.key.thread_id, *fix, checkpoint_id=record.key.checkpoint_id)
 
     def _found_checkpoint(self, line: int, row: CheckpointRow, thread_id: str) -> Iterator[Problem]:
         name = row.checkpoint_id
         place = IDS + keys.name(name) + number(line)
         if self._get(place) != number(row.seq):
-            yield Problem(
-                finding_about("index", "it is not found by its id", thread_id, name), [(place, number(row.seq))]
+            yield _problem(
+                "index", "it is not found by its id", thread_id, (place, number(row.seq)), checkpoint_id=name
             )
         pin = PINS + numbers(line, row.seq)
         if row.pinned and self._get(pin) is None:
-            yield Problem(finding_about("pin", "it is pinned, and not listed so", thread_id, name), [(pin, NOTHING)])
+            yield _problem("pin", "it is pinned, and not listed so", thread_id, (pin, NOTHING), checkpoint_id=name)
 
     def _facts(self, line: int) -> dict[int, set[int]]:
         try:
@@ -446,9 +442,9 @@ class Inspection:
         for key, value in self._values(table):
             owner = owner_of(self, key)
             if owner is None:
-                yield Problem(finding_about(kind, f"{what} of something that is not there", None), [(key, None)])
+                yield _problem(kind, f"{what} of something that is not there", None, (key, None))
             elif value is None:
-                yield Problem(finding_about(kind, f"{what} does not match its checksum", owner), [(key, None)])
+                yield _problem(kind, f"{what} does not match its checksum", owner, (key, None))
             else:
                 try:
                     reads(self, key, value)
@@ -456,7 +452,7 @@ class Inspection:
                     reason = f"cannot be read: {exc!r:.100}"
                     if isinstance(exc, CheckpointCorrupted):
                         reason = exc.reason
-                    yield Problem(finding_about(kind, f"{what}: {reason}", owner), [(key, None)])
+                    yield _problem(kind, f"{what}: {reason}", owner, (key, None))
 
     def line_owner(self, key: bytes) -> str | None:
         return self._owner_of_line(keys.number_at(key, 1))
@@ -465,23 +461,19 @@ class Inspection:
         return self._owner_of_line(keys.last_number(key))
 
     def _owner_of_line(self, line: int) -> str | None:
-        if line not in self._lines:
-            return None
-        return self._lines[line][0]
+        return self._lines[line][0] if line in self._lines else None
 
     def thread_owner(self, key: bytes) -> str | None:
         return _name_of(self._threads.get(keys.number_at(key, 1)))
 
     def family_owner(self, key: bytes) -> str | None:
         family = keys.number_at(key, 1)
-        if family not in self._families:
-            return None
-        return self._any_name(family)
+        return self._any_name(family) if family in self._families else None
 
     def read_id(self, key: bytes, value: bytes) -> None:
         line = key[-8:]
         place = CHECKPOINTS + line + value
-        # One that is there and cannot be read is told elsewhere.
+        # One that is there and cannot be read is reported elsewhere.
         is_there = next(unchecked(self._tx).scan(place, place + b"\0"), None) is not None
         found = _checkpoint(keys.last_number(value), self._get(place))
         is_another = found is not None and IDS + keys.name(found.checkpoint_id) + line != key
@@ -497,7 +489,7 @@ class Inspection:
         name, task_id, idx, _, _, _, _, _, seq = unpack(value)
         self._highest = max(self._highest, seq)
         if key[9:] != keys.name(name) + keys.name(task_id) + keys.signed(idx):
-            raise CheckpointCorrupted("it stands in the place of another")
+            raise CheckpointCorrupted("it is in the place of another")
 
     def read_stretch(self, key: bytes, value: bytes) -> None:
         namespace, after, to, _, _ = unpack(value)
@@ -514,7 +506,7 @@ class Inspection:
     def read_segment(self, key: bytes, value: bytes) -> None:
         unpack_segment(keys.last_number(key), value)
 
-    def read_run(self, key: bytes, _value: bytes) -> None:
+    def read_line_segment(self, key: bytes, _value: bytes) -> None:
         thread = self._owners[keys.number_at(key, 1)]
         if self._get(SEGMENTS + number(thread.family) + key[9:]) is None:
             raise CheckpointCorrupted("what it follows is not stored")
@@ -535,7 +527,7 @@ class Inspection:
             name = _name_of(one)
             twin = SHARED_STATES + key[9:] + key[1:9]
             if one is None or two is None:
-                yield Problem(finding_about("shared state", "a thread of it is not there", name), [(key, None)])
+                yield _problem("shared state", "a thread of it is not there", name, (key, None))
                 continue
             # Both threads have what they share, each under its own name: one is put right by the other.
             other = self._get(twin)
@@ -544,55 +536,49 @@ class Inspection:
                 fix = [(key, None)]
                 if other is not None:
                     fix = [(key, pack([two.name, unpack(other)[1]]))]
-                yield Problem(finding_about("shared state", f"it {why or 'names another thread'}", name), fix)
+                yield _problem("shared state", f"it {why or 'names another thread'}", name, *fix)
             elif other is None or unpack(other)[1] != row[1]:
                 fix = [(twin, pack([one.name, row[1]]))]
-                yield Problem(finding_about("shared state", "the other thread has other ones", name), fix)
+                yield _problem("shared state", "the other thread has other ones", name, *fix)
 
     def _found_by(self) -> Iterator[Problem]:
         for key, row, why in list(self._rows(FACTS)):
             line = keys.last_number(key)
             if line not in self._lines:
-                yield Problem(
-                    finding_about("index", "what a namespace is found by that is not there", None), [(key, None)]
-                )
+                yield _problem("index", "what a namespace is found by that is not there", None, (key, None))
                 continue
             name = self._lines[line][0]
             if row is None:
-                yield Problem(finding_about("index", f"what it is found by {why}", name), [(key, None)])
+                yield _problem("index", f"what it is found by {why}", name, (key, None))
                 continue
             for label in itertools.chain(*(labels for _, labels in row)):
                 place = FOUND_BY + numbers(label, line)
                 if self._get(place) != name.encode():
-                    yield Problem(
-                        finding_about("index", "it is not found by what it has", name), [(place, name.encode())]
-                    )
+                    yield _problem("index", "it is not found by what it has", name, (place, name.encode()))
         for key, value in list(self._values(FOUND_BY)):
             line = keys.last_number(key)
             labels = set[int]()
             if line in self._lines:
                 labels.update(*self._facts(line).values())
             if keys.number_at(key, 1) not in labels:
-                yield Problem(
-                    finding_about("index", "it is found by what it does not have", _text(value)), [(key, None)]
-                )
+                yield _problem("index", "it is found by what it does not have", _text(value), (key, None))
 
     def _counters(self) -> Iterator[Problem]:
         identity = self._get(IDENTITY)
         if self._threads and (identity is None or not identity.startswith(FORMAT)):
             fix = [(IDENTITY, FORMAT + secrets.token_bytes(16))]
-            yield Problem(finding_about("row", "the name of the store is missing", None), fix)
+            yield _problem("row", "the name of the store is missing", None, *fix)
         for counter, least in ((LAST_SEQ, self._highest), (LAST_NUMBER, self._last)):
             value = self._get(counter)
             if least > int.from_bytes(value or b"", "big"):
                 what = "a counter would give a number twice"
-                yield Problem(finding_about("row", what, None), [(counter, number(least))])
+                yield _problem("row", what, None, (counter, number(least)))
 
     def _unknown(self) -> Iterator[Problem]:
         known = {bytes([table]) for table in _TABLES} | {LAST_SEQ, LAST_NUMBER, IDENTITY}
         for key, _ in unchecked(self._tx).scan(b"\0", b"\xff"):
             if key[:1] not in known or (key[:1] in (LAST_SEQ, LAST_NUMBER, IDENTITY) and len(key) > 1):
-                yield Problem(finding_about("row", f"a key of no table: {key!r:.80}", None), [(key, None)])
+                yield _problem("row", f"a key of no table: {key!r:.80}", None, (key, None))
 
 
 def mend(tx: Writing, *, dry_run: bool) -> list[Lost]:
@@ -627,7 +613,7 @@ _DEPENDENTS: dict[bytes, _Dependent] = {
     STRETCHES: (Inspection.thread_owner, "hidden", "a hidden stretch", Inspection.read_stretch),
     OPERATIONS: (Inspection.thread_owner, "operation", "an operation", Inspection.read_operation),
     SEGMENTS: (Inspection.family_owner, "segment", "what a segment follows", Inspection.read_segment),
-    LINE_RUNS: (Inspection.line_owner, "segment", "a segment", Inspection.read_run),
+    LINE_SEGMENTS: (Inspection.line_owner, "segment", "a segment", Inspection.read_line_segment),
     OBJECTS: (Inspection.family_owner, "object", "an object", Inspection.read_object),
     NOTES: (Inspection.thread_owner, "row", "a note", Inspection.read_anything),
 }
@@ -642,15 +628,11 @@ def _facts_fix(line: int, facts: dict[int, set[int]], thread_id: str) -> list[tu
 
 
 def _text(value: bytes | None) -> str | None:
-    if value is None:
-        return None
-    return value.decode("utf-8", "replace")
+    return value.decode("utf-8", "replace") if value is not None else None
 
 
 def _name_of(thread: ThreadRow | None) -> str | None:
-    if thread is None:
-        return None
-    return thread.name
+    return thread.name if thread is not None else None
 
 
 def _is_name(row: Any) -> bool:

@@ -22,14 +22,12 @@ class Reading(Protocol):
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key; None: it is not there."""
-        ...
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Yield keys with their values, in order: `start` <= key < `end`. With `reverse` the greatest comes first.
 
         Nothing is changed by whoever goes through them, until he is done.
         """
-        ...
 
 
 class Writing(Reading, Protocol):
@@ -37,11 +35,9 @@ class Writing(Reading, Protocol):
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set the value of a key, whether it is there or not."""
-        ...
 
     def delete(self, key: bytes) -> None:
         """Remove a key, if it is there."""
-        ...
 
 
 class KeyValues(Protocol):
@@ -53,14 +49,12 @@ class KeyValues(Protocol):
     @property
     def address(self) -> str:
         """Where it is, for people: shown when a store is printed."""
-        ...
 
     @property
     def is_closed(self) -> bool: ...
     @property
     def finds_damage(self) -> bool:
         """Whether it notices by itself that a stored byte was changed. If not, each value gets a checksum."""
-        ...
 
     @property
     def limit_seconds(self) -> float | None:
@@ -68,22 +62,18 @@ class KeyValues(Protocol):
 
         Asynchronous callers of a backend that waits are served on worker threads.
         """
-        ...
 
     def read(self, deadline: float) -> AbstractContextManager[Reading]:
         """Begin to read. `deadline` is by `time.monotonic`; who cannot begin by then raises StoreUnavailable."""
-        ...
 
     def write(self, deadline: float) -> AbstractContextManager[Writing]:
         """Begin to write, as the only one: other writers, in other processes too, wait until the block ends.
 
         At the end of the block all that it wrote is there, for good. If the block raises, nothing of it is.
         """
-        ...
 
     def close(self) -> None:
         """Let go of everything. Closing twice is fine."""
-        ...
 
 
 class SealedReading:
@@ -94,9 +84,7 @@ class SealedReading:
 
     def get(self, key: bytes) -> bytes | None:
         value = self._tx.get(key)
-        if value is None:
-            return None
-        return _opened(key, value)
+        return _opened(key, value) if value is not None else None
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         for key, value in self._tx.scan(start, end, reverse=reverse):
@@ -117,9 +105,7 @@ class SealedWriting(SealedReading):
 
 def unchecked(tx: Reading) -> Reading:
     """Return a transaction that looks at no checksums: for deleting what is damaged."""
-    if isinstance(tx, SealedReading):
-        return tx._tx
-    return tx
+    return tx._tx if isinstance(tx, SealedReading) else tx
 
 
 def _opened(key: bytes, value: bytes) -> bytes:

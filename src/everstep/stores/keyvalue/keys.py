@@ -29,7 +29,7 @@ def signed(value: int) -> bytes:
 def name(text: str) -> bytes:
     """Return a name with a mark at its end: no other name, and no name with something behind it, begins like this.
 
-    What is beyond the limit of a key stands there as a hash. So long names are found, but not in their order.
+    What is beyond the limit of a key is there as a hash. So long names are found, but not in their order.
     """
     escaped = beginning(text)
     if len(escaped) <= _NAME_BYTES_MAX:
@@ -60,7 +60,7 @@ def to_text(data: bytes) -> str:
 
 
 def number_at(key: bytes, place: int) -> int:
-    """Return the number that stands at a place of a key."""
+    """Return the number at a place of a key."""
     return int.from_bytes(key[place : place + 8], "big")
 
 

@@ -18,7 +18,7 @@ from everstep.stores.keyvalue.rows import (
     IDS,
     LAST_NUMBER,
     LINE_NAMES,
-    LINE_RUNS,
+    LINE_SEGMENTS,
     NEWEST,
     NOTES,
     OBJECT,
@@ -110,9 +110,7 @@ class ReadRows(Rows):
 
     def _object(self, family: int, address: bytes) -> Object | None:
         value = self._get(OBJECTS + number(family) + address)
-        if value is None:
-            return None
-        return read_object(address, value)
+        return read_object(address, value) if value is not None else None
 
     def below(self, family: str, wanted: Iterable[bytes]) -> list[Object]:
         found: dict[bytes, Object] = {}
@@ -141,9 +139,7 @@ class ReadRows(Rows):
         wanted = packed_filter(query.filter)
         if wanted:
             found = (stored for stored in found if matches(stored.record.metadata, wanted))
-        end: int | None = None
-        if query.limit is not None:
-            end = query.offset + query.limit
+        end = query.offset + query.limit if query.limit is not None else None
         return list(itertools.islice(found, query.offset, end))
 
     def count(self, query: Query) -> int:
@@ -197,9 +193,7 @@ class ReadRows(Rows):
                 return iter(())
             return iter((row,))
         after = max(query.after_seq or 0, 0)
-        to = NEWEST
-        if query.before_seq is not None:
-            to = max(query.before_seq - 1, 0)
+        to = max(query.before_seq - 1, 0) if query.before_seq is not None else NEWEST
         return self._rows(line, after, to, reverse=query.order != "oldest")
 
     def _chosen(self, query: Query) -> Iterator[tuple[LineRow, CheckpointRow]]:
@@ -279,9 +273,7 @@ class ReadRows(Rows):
             stored = self._shown(*listed)
         except CheckpointCorrupted as exc:
             return Hit(None, position, exc.located(thread.name, None))
-        if not wanted.fits(stored.record):
-            return None
-        return Hit(stored, position)
+        return Hit(stored, position) if wanted.fits(stored.record) else None
 
     def _searched(self, search: Search, wanted: Wanted) -> Iterable[str]:
         """Return the threads that a search may be about, in its order: by the index that gives the fewest."""
@@ -300,9 +292,7 @@ class ReadRows(Rows):
             narrowest = min(narrow, key=len)
             return sorted(narrowest, key=lambda name: (self._known(name).active, name), reverse=True)
         # There are many: those that were active last are looked at one by one.
-        latest = NEWEST
-        if search.after is not None:
-            latest = search.after.active
+        latest = search.after.active if search.after is not None else NEWEST
         end = ACTIVITY + number(min(max(latest, 0), NEWEST) + 1)
         active = self._tx.scan(ACTIVITY, end, reverse=True)
         return (name.decode() for _, name in active)
@@ -343,8 +333,8 @@ class ReadRows(Rows):
             for _, stretch in self._stretches(thread):
                 hidden.setdefault(stretch.operation, []).append(stretch)
             for line in lines:
-                followed.update(self.segments(family_name(thread.family), self._runs_of(line)))
-            protected = self._spared(thread, lines)
+                followed.update(self.segments(family_name(thread.family), self._segments_of(line)))
+            protected = self._protected(thread, lines)
         all_segments: dict[int, tuple[Place, ...]] = {}
         if ancestry:
             all_segments = self._ancestry(thread.family)
@@ -362,13 +352,13 @@ class ReadRows(Rows):
             followed,
             all_segments,
             branch_names,
-            self._commons(thread),
+            self._shared_states_of(thread),
             protected,
             family.doomed / max(family.live, 1),
         )
 
-    def _runs_of(self, line: LineRow) -> list[int]:
-        return [keys.last_number(key) for key, _ in self._all(LINE_RUNS + number(line.number))]
+    def _segments_of(self, line: LineRow) -> list[int]:
+        return [keys.last_number(key) for key, _ in self._all(LINE_SEGMENTS + number(line.number))]
 
     def _ancestry(self, family: int) -> dict[int, tuple[Place, ...]]:
         found = {}
@@ -384,14 +374,14 @@ class ReadRows(Rows):
                 found.append(other.name)
         return found
 
-    def _spared(self, thread: ThreadRow, lines: Sequence[LineRow]) -> frozenset[int]:
-        spared = self._pinned(lines)
+    def _protected(self, thread: ThreadRow, lines: Sequence[LineRow]) -> frozenset[int]:
+        protected = self._pinned(lines)
         for key, _ in self._all(BEGINNINGS + number(thread.family)):
             # Branches of the whole family are listed there: this one may have begun in another thread.
             seq = keys.number_at(key, 9)
             if any(self._row(line, seq) is not None for line in lines):
-                spared.add(seq)
-        return frozenset(spared)
+                protected.add(seq)
+        return frozenset(protected)
 
     def _pinned(self, lines: Sequence[LineRow]) -> set[int]:
         """Return the numbers of the checkpoints of these lines that are pinned."""
@@ -404,7 +394,7 @@ class ReadRows(Rows):
         line = self._line(thread_id, namespace)
         if line is None:
             return []
-        later = [segment for segment in self._runs_of(line) if segment > after]
+        later = [segment for segment in self._segments_of(line) if segment > after]
         if not line.thread.veil:
             return later
         covers = self._covers(line.thread)
@@ -429,7 +419,9 @@ class ReadRows(Rows):
         lines: list[LineRow] = []
         for name in names:
             own = self._lines_of(self._known(name))
-            lines += [line for line in own if line.namespace != without and line.total]
+            for line in own:
+                if line.namespace != without and line.total:
+                    lines.append(line)
         heads = [Key(line.thread.name, line.namespace, line.head_id) for line in lines if line.head]
         seen = Query(hidden="no")
         return Newest(
@@ -503,7 +495,7 @@ class ReadRows(Rows):
             [stretch for _, stretch in self._stretches(thread)],
             list(self._logged(thread)),
             self._raw_writes(thread_id, lines),
-            self._commons(thread),
+            self._shared_states_of(thread),
             self._get(NOTES + number(thread.number)) or b"",
             relatives,
         )
@@ -522,20 +514,16 @@ class ReadRows(Rows):
         if line is None:
             return 0
         row = self._row_named(line, key.checkpoint_id)
-        if row is None:
-            return 0
-        return row.seq
+        return row.seq if row is not None else 0
 
     def _raw_line(self, line: LineRow) -> RawLine:
-        head_id: str | None = None
-        if line.head:
-            head_id = line.head_id
+        head_id = line.head_id if line.head else None
         return RawLine(
             head_id,
             line.head_was_moved,
             line.generation,
             line.thread.active,
-            frozenset(self._runs_of(line)),
+            frozenset(self._segments_of(line)),
             self._newest_seq(line),
         )
 
@@ -553,7 +541,7 @@ class ReadRows(Rows):
 
     def _roots(self, family: int, without: Collection[Key]) -> Iterator[bytes]:
         for thread in self._relatives(family):
-            for shared_states in self._commons(thread).values():
+            for shared_states in self._shared_states_of(thread).values():
                 yield from (common.root.children for common in shared_states)
             for line in self._lines_of(thread):
                 for row in self._rows(line):
@@ -581,9 +569,7 @@ class ReadRows(Rows):
 
 
 def _origin(thread: ThreadRow) -> Key | None:
-    if thread.origin is None:
-        return None
-    return Key(*thread.origin)
+    return Key(*thread.origin) if thread.origin is not None else None
 
 
 def _is_in_range(query: Query, row: CheckpointRow) -> bool:

@@ -59,9 +59,9 @@ MEMBERS = b"m"
 BEGINNINGS = b"b"
 """family, seq, branch: nothing. The checkpoints where living branches began."""
 SEGMENTS = b"r"
-"""family, run: what the segment follows."""
-LINE_RUNS = b"g"
-"""line, run: nothing. The runs of a line that something is kept about."""
+"""family, segment: what the segment follows."""
+LINE_SEGMENTS = b"g"
+"""line, segment: nothing. The segments of a line that something is kept about."""
 OBJECTS = b"o"
 """family, hash: an object. Its age and the length of its children, the children, the body."""
 FACTS = b"d"
@@ -147,7 +147,7 @@ class FamilyRow:
     """SWEPT; or 0, or the number of a sweep that is under way."""
 
 
-class Seen:
+class WorkedOut:
     """What a process worked out lately from what is stored. It is found by content, so nothing here gets old."""
 
     _COVERS_MAX = 1000
@@ -165,7 +165,7 @@ class Seen:
         self._records.clear()
 
     def covers(self, thread: ThreadRow) -> Covers | None:
-        """Return what is hidden of a thread. Its veil stands for one state."""
+        """Return what is hidden of a thread. Each state of that has a veil of its own."""
         return self._covers.get((thread.number, thread.veil))
 
     def keep_covers(self, thread: ThreadRow, covers: Covers) -> None:
@@ -188,7 +188,7 @@ class Seen:
 class Rows:
     """Finds rows inside one transaction. A thread or line that was found is one and the same object from then on."""
 
-    def __init__(self, tx: Reading, seen: Seen) -> None:
+    def __init__(self, tx: Reading, seen: WorkedOut) -> None:
         self._tx = tx
         self._seen = seen
         # Looked up once, since it is called for every row.
@@ -253,9 +253,7 @@ class Rows:
 
     def _row(self, line: LineRow, seq: int) -> CheckpointRow | None:
         value = self._get(CHECKPOINTS + numbers(line.number, seq))
-        if value is None:
-            return None
-        return CheckpointRow(seq, *unpack(value))
+        return CheckpointRow(seq, *unpack(value)) if value is not None else None
 
     def _row_named(self, line: LineRow, checkpoint_id: str) -> CheckpointRow | None:
         seq = self._get(IDS + keys.name(checkpoint_id) + number(line.number))
@@ -286,9 +284,7 @@ class Rows:
 
     def _newest_seq(self, line: LineRow) -> int:
         found = next(self._all(CHECKPOINTS + number(line.number), reverse=True), None)
-        if found is None:
-            return 0
-        return keys.last_number(found[0])
+        return keys.last_number(found[0]) if found is not None else 0
 
     def _stored(self, line: LineRow, row: CheckpointRow, *, payload: bool = True) -> Stored:
         """Return a checkpoint; for lists without its `payload`."""
@@ -318,18 +314,16 @@ class Rows:
             name, task_id, idx, channel, children, body, size, path, seq = unpack(value)
             yield name, Write(task_id, idx, keys.to_text(channel), children, body, size, keys.to_text(path), seq)
 
-    def _commons(self, thread: ThreadRow) -> dict[str, tuple[SharedState, ...]]:
+    def _shared_states_of(self, thread: ThreadRow) -> dict[str, tuple[SharedState, ...]]:
         found = {}
         for _, value in self._all(SHARED_STATES + number(thread.number)):
             name, shared_states = unpack(value)
-            found[name] = tuple(_read_common(common) for common in shared_states)
+            found[name] = tuple(_read_shared_state(common) for common in shared_states)
         return found
 
     def _family(self, family: int) -> FamilyRow:
         value = self._get(FAMILIES + number(family))
-        if value is None:
-            return FamilyRow()
-        return FamilyRow(*unpack(value))
+        return FamilyRow(*unpack(value)) if value is not None else FamilyRow()
 
     def _stretches(self, thread: ThreadRow) -> Iterator[tuple[bytes, Hidden]]:
         """Yield what is hidden of a thread, each with its key, by operation."""
@@ -395,6 +389,6 @@ def read_object(address: bytes, value: bytes) -> Object:
     return Object(address, value[OBJECT.size : middle], value[middle:])
 
 
-def _read_common(packed: list[Any]) -> SharedState:
+def _read_shared_state(packed: list[Any]) -> SharedState:
     key, segment, seq, children, body, sizes = packed
     return SharedState(Place(Key(*key), segment, seq), Root(children, body, tuple(sizes)))

@@ -9,29 +9,19 @@ from typing import Any, Self, TypeVar
 
 from everstep.reports import Finding
 from everstep.runtime.blocking import describe_on_store, run_to_end
+from everstep.stores.adoption import adopt, adopt_new
+from everstep.stores.deletion import Deletion, delete
 from everstep.stores.inside import Inside
 from everstep.stores.inspection import Lost
 from everstep.stores.keyvalue.changing import ChangeRows
 from everstep.stores.keyvalue.checking import Inspection, mend
 from everstep.stores.keyvalue.interface import KeyValues, Reading, SealedReading, SealedWriting, Writing
 from everstep.stores.keyvalue.reading import ReadRows
-from everstep.stores.keyvalue.rows import Seen
+from everstep.stores.keyvalue.rows import WorkedOut
 from everstep.stores.looks import Looks
-from everstep.stores.protocol import (
-    BaseRef,
-    Change,
-    Deleted,
-    Key,
-    Loaded,
-    Object,
-    Part,
-    Store,
-    Stored,
-    Swept,
-    Write,
-)
+from everstep.stores.protocol import BaseRef, Change, Deleted, Key, Loaded, Object, Part, Store, Stored, Swept, Write
 from everstep.stores.sweeping import Sweeps
-from everstep.stores.transaction import adopt, adopt_new, apply, apply_writes, delete
+from everstep.stores.transaction import apply, apply_writes
 from everstep.stores.workers import AsyncDriver, Driver
 
 T = TypeVar("T")
@@ -48,7 +38,7 @@ class KeyValueStore(Looks):
     def __init__(self, backend: KeyValues) -> None:
         self._backend = backend
         self._is_format_known = False
-        self._seen = Seen()
+        self._seen = WorkedOut()
         self._sweeps = Sweeps()
         self._driver = Driver(_FOR_EVER)
         if backend.limit_seconds is not None:
@@ -110,15 +100,11 @@ class KeyValueStore(Looks):
 
     def _sealed_reading(self, tx: Reading) -> Reading:
         """Return a transaction that finds out what is damaged, if the backend does not do that by itself."""
-        if self._backend.finds_damage:
-            return tx
-        return SealedReading(tx)
+        return tx if self._backend.finds_damage else SealedReading(tx)
 
     def _sealed_writing(self, tx: Writing) -> Writing:
         """The same for one that writes."""
-        if self._backend.finds_damage:
-            return tx
-        return SealedWriting(tx)
+        return tx if self._backend.finds_damage else SealedWriting(tx)
 
     def _check_format(self, rows: ReadRows) -> None:
         if not self._is_format_known:
@@ -161,16 +147,8 @@ class KeyValueStore(Looks):
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
         return await self._look(lambda rows: rows.load_many(keys, writes))
 
-    async def delete(
-        self,
-        thread_id: str,
-        *,
-        keys: Collection[Key] | None = None,
-        before_step: int | None = None,
-        spare: bool = False,
-        operations: Collection[int] = (),
-    ) -> Deleted:
-        return await self._write(lambda rows: delete(rows, thread_id, keys, before_step, spare, operations))
+    async def _delete(self, deletion: Deletion) -> Deleted:
+        return await self._write(lambda rows: delete(rows, deletion))
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
         if self._backend.limit_seconds is None:

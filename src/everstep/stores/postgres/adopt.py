@@ -12,30 +12,21 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointNotFound
+from everstep.stores.adoption import adopt, check_new
 from everstep.stores.postgres.forms import encoded_columns, labels, packed_id, unpacked_id
 from everstep.stores.postgres.removing import Removing
-from everstep.stores.protocol import (
-    SHARED_STATES_MAX,
-    Hidden,
-    Key,
-    Part,
-    Place,
-    RawLine,
-    RawThread,
-    Stored,
-    Write,
-)
+from everstep.stores.protocol import SHARED_STATES_MAX, Hidden, Key, Part, Place, RawLine, RawThread, Stored, Write
 from everstep.stores.records import (
-    pack_common,
     pack_operation,
     pack_origin,
     pack_record,
     pack_segment,
+    pack_shared_state,
     pack_write,
     unpack_origin,
     unpack_write,
 )
-from everstep.stores.transaction import Packed, adopt, check_new
+from everstep.stores.transaction import Packed
 from everstep.values.tree import FORMAT
 
 _ACTIVE = "CASE WHEN isfinite(l.active) THEN (extract(epoch FROM l.active) * 1000000)::bigint ELSE 0 END"
@@ -72,7 +63,7 @@ class Adopting(Removing):
             list(itertools.chain.from_iterable(self._hidden_of(family, thread).values())),
             self.operations(thread_id, None)[::-1],
             self._raw_writes(family, thread, thread_id),
-            self._commons(family, thread, thread_id),
+            self._shared_states_of(family, thread, thread_id),
             note or b"",
             [name.decode() for (name,) in relatives],
         )
@@ -88,9 +79,7 @@ class Adopting(Removing):
         )
         lines: dict[str, RawLine] = {}
         for namespace, head, head_was_moved, generation, active, segments, newest in rows:
-            name: str | None = None
-            if head is not None:
-                name = head.decode()
+            name = head.decode() if head is not None else None
             lines[namespace.decode()] = RawLine(name, head_was_moved, generation, active, frozenset(segments), newest)
         return lines
 
@@ -402,7 +391,7 @@ class Adopting(Removing):
             {"f": family},
         )
 
-    def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
+    def keep_segments(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
         if segments:
             self._do(
                 """INSERT INTO {segments} (family, segment, data)
@@ -442,7 +431,7 @@ class Adopting(Removing):
         )
         self._restore_origin(family, thread, raw)
         if raw.shared_states:
-            self._restore_commons(family, thread, raw)
+            self._restore_shared_states(family, thread, raw)
 
     def _remove_other_lines(self, family: int, thread: int, raw: RawThread) -> None:
         """Remove the namespaces that the thread shall not have. Their garbage is the thread's, as after deletion."""
@@ -504,9 +493,7 @@ class Adopting(Removing):
         """Set the heads of namespaces, given the number of each."""
         rows: list[tuple[Any, ...]] = []
         for namespace, line in raw.lines.items():
-            head: bytes | None = None
-            if line.head is not None:
-                head = line.head.encode()
+            head = line.head.encode() if line.head is not None else None
             rows.append((numbers[namespace], head, line.head_was_moved, line.generation, line.active))
         self._do(
             f"""UPDATE {{lines}} l SET incoming = false, head_was_moved = u.head_was_moved, generation = u.generation,
@@ -537,9 +524,7 @@ class Adopting(Removing):
     def _restore_origin(self, family: int, thread: int, raw: RawThread) -> None:
         # First, since a thread that is restored may have begun elsewhere before.
         self._release_origin(raw.thread_id)
-        sealed: bytes | None = None
-        if raw.origin is not None:
-            sealed = pack_origin(raw.origin, raw.thread_id)
+        sealed = pack_origin(raw.origin, raw.thread_id) if raw.origin is not None else None
         self._do(
             "UPDATE {threads} SET began = %s, origin = %s, note = %s WHERE family = %s AND id = %s",
             (raw.began or None, sealed, raw.note, family, thread),
@@ -550,7 +535,7 @@ class Adopting(Removing):
                 (raw.origin.checkpoint_id.encode(), family, raw.began),
             )
 
-    def _restore_commons(self, family: int, thread: int, raw: RawThread) -> None:
+    def _restore_shared_states(self, family: int, thread: int, raw: RawThread) -> None:
         """Replace the states in common with the threads that are named and of the family."""
         names = [other.encode() for other in raw.shared_states]
         others = self._all("SELECT name, thread FROM {names} WHERE family = %s AND name = ANY(%s)", (family, names))
@@ -567,7 +552,7 @@ class Adopting(Removing):
                 both = name, raw.thread_id
             pairs.append(pair)
             for common in raw.shared_states[name][-SHARED_STATES_MAX:]:
-                rows.append((family, *pair, common.place.seq, pack_common(common, *both), common.root.children))
+                rows.append((family, *pair, common.place.seq, pack_shared_state(common, *both), common.root.children))
         self._do(
             """DELETE FROM {shared_states} c USING unnest(%(low)s::bigint[], %(high)s::bigint[]) AS u (low, high)
                WHERE c.family = %(f)s AND c.low = u.low AND c.high = u.high""",
@@ -629,9 +614,7 @@ def _write_row(family: int, line: int, key: Key, write: Write) -> tuple[Any, ...
 
 
 def _hidden_row(family: int, line: int, hidden: Hidden) -> tuple[Any, ...]:
-    writes_of: str | bytes | None = None
-    if hidden.writes_of is not None:
-        writes_of = packed_id(hidden.writes_of)
+    writes_of = packed_id(hidden.writes_of) if hidden.writes_of is not None else None
     return family, line, hidden.operation, hidden.after, hidden.to, hidden.segment, writes_of
 
 
@@ -643,6 +626,4 @@ def _families(lines: Mapping[tuple[str, str], tuple[int, int]]) -> dict[str, int
 def _labels_text(stored: Stored) -> str | None:
     """Return labels as the text of an array: arrays of different lengths make no array."""
     found = labels(stored.record.metadata, stored.record.tags)
-    if found is None:
-        return None
-    return "{" + ",".join(map(str, found)) + "}"
+    return "{" + ",".join(map(str, found)) + "}" if found is not None else None

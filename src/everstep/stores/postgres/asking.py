@@ -16,8 +16,8 @@ TABLES = (
     "meta", "numbers", "families", "names", "threads", "shared_states", "lines", "segments", "checkpoints", "objects",
     "writes",
     "operations", "hidden", "covers", "cover_rest", "cover", "uncover_all", "uncover",
-    "gone", "packed", "guard", "alone", "below", "keep", "put", "attach", "is_followed", "stretches",
-    "unswept", "item", "readable", "told", "overview", "load", "whole",
+    "gone", "packed", "guard", "alone", "below", "keep", "put", "sealed", "begin", "branch", "attach", "is_followed",
+    "stretches", "unswept", "item", "readable", "told", "overview", "load", "origin", "whole",
 )  # fmt: skip
 Values = Sequence[Any] | Mapping[str, Any]
 _CHOICES = re.compile(r"\b(WHERE|JOIN|ORDER|GROUP|LIMIT|UPDATE|DELETE|count)\b")

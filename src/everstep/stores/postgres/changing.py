@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from psycopg import errors
@@ -14,7 +13,7 @@ from everstep.stores.postgres.forms import (
     NUMBER,
     STALE,
     STALE_HEAD,
-    Known,
+    KnownHead,
     columns,
     damaged,
     is_unknown,
@@ -26,6 +25,7 @@ from everstep.stores.postgres.forms import (
     to_stored,
     unpacked_id,
 )
+from everstep.stores.postgres.functions import PUT, Function
 from everstep.stores.postgres.pool import Connection
 from everstep.stores.postgres.searching import Searching
 from everstep.stores.protocol import (
@@ -42,10 +42,10 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.stores.records import (
-    pack_common,
     pack_operation,
     pack_origin,
     pack_segment,
+    pack_shared_state,
     pack_write,
     unpack_origin,
     unpack_write,
@@ -206,7 +206,7 @@ class Changing(Searching):
 
     def begin_turn(
         self, thread_id: str, namespace: str, bases: Sequence[BaseRef], seconds: float
-    ) -> tuple[tuple[Loaded, Known | None] | None, list[BaseRef]]:
+    ) -> tuple[tuple[Loaded, KnownHead | None] | None, list[BaseRef]]:
         """Begin a transaction, lock the thread's family for it alone, and return the head, in one round trip.
 
         Every writer of a family needs its guard. Who waits for the lock is let in in the order of coming. Should this
@@ -240,21 +240,20 @@ class Changing(Searching):
 
     def put_and_end(self, values: Sequence[Any]) -> int | None:
         """Do `put`, and commit the transaction, in one round trip; None: nothing was written."""
-        query = self._tables(_PUT).encode()
-        return _seq(self.connection.call_and_commit(query, _PUT_TYPES, _binary(values)))
+        return _seq(self.connection.call_and_commit(*PUT.called(self._tables, values)))
 
     def generation(self, thread_id: str, namespace: str) -> tuple[str, int] | None:
         """Lock a line and return its family and generation."""
         held = self._hold(thread_id, namespace)
         return None if held is None else (held.line.family, held.generation)
 
-    def head(self, thread_id: str, namespace: str) -> tuple[str, int, Known | None] | None:
+    def head(self, thread_id: str, namespace: str) -> tuple[str, int, KnownHead | None] | None:
         """Return the family of a line, its generation, and its head unless that was moved."""
         held = self._hold(thread_id, namespace)
         if held is None:
             return None
         line = held.line
-        known = Known(line.ref[1], line.head) if line.head is not None and not line.head_was_moved else None
+        known = KnownHead(line.ref[1], line.head) if line.head is not None and not line.head_was_moved else None
         return line.family, held.generation, known
 
     def family(self, thread_id: str) -> str | None:
@@ -374,7 +373,7 @@ class Changing(Searching):
         )  # fmt: skip
         return Stored(record, seq, line.family, digest=packed.digest, segment=segment, added_bytes=added_bytes)
 
-    def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
+    def add_segment(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         self._do(
             """WITH made AS (
                    INSERT INTO {segments} (family, line, segment, data) VALUES (%s, %s, %s, %s) RETURNING family, line
@@ -451,7 +450,7 @@ class Changing(Searching):
                 (unpack_origin(row[0], thread_id).checkpoint_id.encode(), *row[1:]),
             )
 
-    def set_common(self, thread_id: str, other: str, common: SharedState) -> None:
+    def set_shared_state(self, thread_id: str, other: str, common: SharedState) -> None:
         spots = [(self._required_spot(name), name) for name in (thread_id, other)]
         # Each pair is stored once, the thread of the smaller number first.
         ((family, low), one), ((_, high), two) = sorted(spots)
@@ -460,7 +459,7 @@ class Changing(Searching):
                ON CONFLICT (family, low, high, seq) DO UPDATE SET data = excluded.data, children = excluded.children""",
             (
                 family, low, high, common.place.seq,
-                pack_common(common, one, two), common.root.children,
+                pack_shared_state(common, one, two), common.root.children,
             ),
         )  # fmt: skip
         self._do(
@@ -567,12 +566,15 @@ class Changing(Searching):
 
     def put(self, values: Sequence[Any]) -> int | None:
         """Call the function that commits a checkpoint; None: it must be done the long way."""
-        return _seq(self.connection.call(self._tables(_PUT).encode(), _PUT_TYPES, _binary(values)))
+        return _seq(self.connection.call(*PUT.called(self._tables, values)))
 
     async def put_async(self, values: Sequence[Any]) -> int | None:
         """The same; the event loop goes on meanwhile."""
-        query = self._tables(_PUT).encode()
-        return _seq(await self.connection.call_async(query, _PUT_TYPES, _binary(values)))
+        return _seq(await self.connection.call_async(*PUT.called(self._tables, values)))
+
+    def begin_line(self, function: Function, values: Sequence[Any]) -> bytes | None:
+        """Call a function that begins a line: see `beginnings.py`; None: it must be done the long way."""
+        return self.connection.call(*function.called(self._tables, values))
 
     def attach(self, key: Key, writes: Sequence[Write], objects: Sequence[Object], base: BaseRef | None) -> bool:
         """Call the function that attaches writes; False: it must be done the long way."""
@@ -599,39 +601,6 @@ class Changing(Searching):
 
 def _seq(found: bytes | None) -> int | None:
     return None if found is None else int.from_bytes(found, "big")
-
-
-def _binary(values: Sequence[Any]) -> list[bytes | None]:
-    """Return the values of a put as the server takes them in binary form."""
-    return [None if value is None else _ENCODERS[kind](value) for kind, value in zip(_PUT_TYPES, values, strict=True)]
-
-
-def _array(kind: int, items: Sequence[bytes]) -> bytes:
-    # The header of an array: its dimensions, whether it has NULLs, and what its items are.
-    parts = [_ARRAY.pack(1 if items else 0, 0, kind)]
-    if items:
-        parts.append(_PAIR.pack(len(items), 1))
-    for item in items:
-        parts += (len(item).to_bytes(4, "big"), item)
-    return b"".join(parts)
-
-
-_ARRAY = struct.Struct(">iiI")
-_PAIR = struct.Struct(">ii")
-_NUMBER_8 = struct.Struct(">q")
-# The numbers of types are the same on every server.
-_INT8, _BYTEA, _INT8S, _BYTEAS = 20, 17, 1016, 1001
-_ENCODERS: dict[int, Callable[[Any], bytes]] = {
-    _INT8: _NUMBER_8.pack,
-    _BYTEA: bytes,
-    _INT8S: lambda items: _array(_INT8, [_NUMBER_8.pack(item) for item in items]),
-    _BYTEAS: lambda items: _array(_BYTEA, items),
-}
-_PUT_TYPES = (
-    *[_INT8] * 4, _BYTEA, *[_INT8] * 3, _BYTEA, _INT8S, *[_BYTEA] * 3, *[_BYTEAS] * 3, _INT8S,
-    *[_BYTEA] * 4,
-)  # fmt: skip
-_PUT = f"SELECT {{put}}({', '.join(f'${n}' for n in range(1, len(_PUT_TYPES) + 1))})"
 
 
 def _drawn(rows: Sequence[Any]) -> list[int]:

@@ -10,8 +10,10 @@ import psycopg
 
 from everstep.errors import CommitUnknown, HeadMoved, StoreError
 from everstep.runtime.calls import tried_again
-from everstep.stores.heads import Seen
-from everstep.stores.postgres.forms import Known
+from everstep.stores.abilities import Origin
+from everstep.stores.heads import SeenHead
+from everstep.stores.postgres import beginnings
+from everstep.stores.postgres.forms import KnownHead
 from everstep.stores.postgres.pool import RACES, Pauses, is_lost, may_be_done, rolled_back, translated
 from everstep.stores.postgres.puts import Prepared, Refused, noting, prepare
 from everstep.stores.postgres.rows import Rows
@@ -22,6 +24,7 @@ from everstep.stores.records import pack_record, record_digest
 from everstep.stores.transaction import apply, apply_writes
 
 T = TypeVar("T")
+_ABSENT_MAX = 10_000
 
 
 class Database(Transactions):
@@ -37,6 +40,8 @@ class Database(Transactions):
         found = self.read(lambda rows: rows.load(thread_id, namespace, checkpoint_id, objects, writes), deadline)
         if found is None:
             self._check_missing(line, since, deadline)
+            if checkpoint_id is None:
+                self._note_absent(line)
             return None
         loaded, known = found
         stored = loaded.stored
@@ -44,6 +49,25 @@ class Database(Transactions):
         if checkpoint_id is None:
             self._heads.note(line, stored.family, loaded.generation, known, since, stored.seq)
         return loaded
+
+    def _note_absent(self, line: tuple[str, str]) -> None:
+        """Note a line that has no head, so that its first commit need not look for one."""
+        if len(self._absent) >= _ABSENT_MAX:
+            self._absent.clear()
+        self._absent.add(line)
+
+    def origin(self, checkpoint_id: str, deadline: float) -> Origin | None:
+        """Return what a branch begins with; None: ask for it one by one."""
+        found = self.read(lambda rows: rows.origin(checkpoint_id), deadline)
+        if found is None:
+            return None
+        loaded, top = found
+        stored = loaded.stored
+        seen = self._heads.get(stored.record.key[:2])
+        # Either the server has lost something, or another thread of this process has written meanwhile.
+        if seen is not None and (seen.family != stored.family or seen.generation > loaded.generation):
+            return None
+        return Origin(stored, top)
 
     def load_many(self, keys: Sequence[Key], writes: bool, deadline: float) -> list[Loaded]:
         # Noted before the read: what others write meanwhile must not look like a loss.
@@ -65,7 +89,7 @@ class Database(Transactions):
             self._check_missing((thread_id, namespace), since, deadline)
         return found
 
-    def _check_missing(self, line: tuple[str, str], since: Seen[Known] | None, deadline: float) -> None:
+    def _check_missing(self, line: tuple[str, str], since: SeenHead[KnownHead] | None, deadline: float) -> None:
         """After something of a line was not found that had been seen: HeadRegressed if the server lost the line."""
         if since is None:
             return
@@ -77,9 +101,14 @@ class Database(Transactions):
             self._heads.forget(line)
 
     def _check_seen(
-        self, line: tuple[str, str], family: str | None, generation: int, since: Seen[Known] | None, deadline: float
+        self,
+        line: tuple[str, str],
+        family: str | None,
+        generation: int,
+        since: SeenHead[KnownHead] | None,
+        deadline: float,
     ) -> None:
-        def was_deleted(seen: Seen[Known]) -> bool:
+        def was_deleted(seen: SeenHead[KnownHead]) -> bool:
             return self.read(lambda rows: rows.was_deleted(line[0], seen), deadline)
 
         self._heads.check(line, family, generation, since, was_deleted)
@@ -89,7 +118,7 @@ class Database(Transactions):
         since = self._heads.get(line)
         self._heads.check(line, family, generation, since, lambda seen: rows.was_deleted(line[0], seen))
 
-    def _check_locked(self, rows: Rows, line: tuple[str, str], since: Seen[Known] | None) -> None:
+    def _check_locked(self, rows: Rows, line: tuple[str, str], since: SeenHead[KnownHead] | None) -> None:
         """Inside a transaction, before anything is changed: HeadRegressed if the server lost what was seen."""
         family, generation = rows.generation(*line) or (None, 0)
         self._heads.check(line, family, generation, since, lambda seen: rows.was_deleted(line[0], seen))
@@ -113,9 +142,33 @@ class Database(Transactions):
         if refused is not None:
             self._check_expected(change, deadline)
             return self.in_turn(line, lambda turn: turn.commit_onto_head(change), deadline, refused.bases)
+        if since is None:
+            stored = self._begin_line(change, deadline)
+            if stored is not None:
+                return stored
         return self._commit_long(change, since, deadline)
 
-    def _commit_long(self, change: Change, since: Seen[Known] | None, deadline: float) -> Stored | None:
+    def _begin_line(self, change: Change, deadline: float) -> Stored | None:
+        """Begin a thread, a namespace or a branch in one round trip; None: it must be done the long way."""
+        line = change.thread_id, change.namespace
+        beginning = None
+        if change.origin is not None:
+            beginning = beginnings.of_branch(change)
+        elif line in self._absent:
+            self._absent.discard(line)
+            beginning = beginnings.of_line(change)
+        if beginning is None:
+            return None
+        function, values, draft, _ = beginning
+        answer, was_lost = self._call(lambda rows: rows.begin_line(function, values), draft.record.key, deadline)
+        if answer is None:
+            # If it is there since an answer was lost, what is built anew would follow it.
+            return self._found(draft, deadline) if was_lost else None
+        stored, generation, known = beginning.begun(answer)
+        self._note_head(line, stored, (stored.family, generation, known))
+        return stored
+
+    def _commit_long(self, change: Change, since: SeenHead[KnownHead] | None, deadline: float) -> Stored | None:
         """Commit in a transaction around `apply`."""
         drafts: list[Draft] = []
         noted = change
@@ -148,7 +201,7 @@ class Database(Transactions):
             raise HeadMoved(change.thread_id, change.expect, actual)
 
     def _note_head(
-        self, line: tuple[str, str], stored: Stored | None, head: tuple[str, int, Known | None] | None
+        self, line: tuple[str, str], stored: Stored | None, head: tuple[str, int, KnownHead | None] | None
     ) -> None:
         """Note a head as it is after a commit that made this checkpoint."""
         if head is not None:
@@ -159,8 +212,8 @@ class Database(Transactions):
             self._heads.note(line, family, generation, known, None, seq)
 
     def apply(
-        self, rows: Rows, change: Change, since: Seen[Known] | None
-    ) -> tuple[Stored | None, tuple[str, int, Known | None] | None]:
+        self, rows: Rows, change: Change, since: SeenHead[KnownHead] | None
+    ) -> tuple[Stored | None, tuple[str, int, KnownHead | None] | None]:
         """Apply a change inside a transaction; return the checkpoint it made, and the head as it is then."""
         line = change.thread_id, change.namespace
         rows.look(*line, _threads_beside(change), _checkpoints_named(change))
@@ -235,7 +288,7 @@ class Database(Transactions):
 
     def _kept(self, put: Prepared, seq: int) -> Stored:
         stored = put.stored._replace(seq=seq)
-        known = Known(put.known.line, stored)
+        known = KnownHead(put.known.line, stored)
         self._heads.note(stored.record.key[:2], put.seen.family, put.seen.generation + 1, known, None, seq)
         return stored
 

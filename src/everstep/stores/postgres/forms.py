@@ -8,21 +8,8 @@ from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted
 from everstep.stores.facts import kept_tags
-from everstep.stores.protocol import (
-    Hidden,
-    Key,
-    Loaded,
-    Object,
-    Stored,
-    Write,
-)
-from everstep.stores.records import (
-    pack_id,
-    record_digest,
-    unpack_id,
-    unpack_record,
-    unpack_write,
-)
+from everstep.stores.protocol import Hidden, Key, Loaded, Object, Stored, Write
+from everstep.stores.records import pack_id, record_digest, unpack_id, unpack_record, unpack_write
 from everstep.values import codec
 
 # Covers do not overlap: the first one that ends at a seq or later has it, or none has.
@@ -55,7 +42,7 @@ _UNKNOWN = 3
 """The kind of the row that LOAD gives where there is no thread of that name, nor anything left of one."""
 
 
-class Known(NamedTuple):
+class KnownHead(NamedTuple):
     """A head that the next checkpoint may simply follow: it was not moved."""
 
     line: int
@@ -125,38 +112,62 @@ def check_answer(thread_id: str, rows: Sequence[Any], asked: tuple[str, tuple[An
     """Raise CheckpointCorrupted if the answer to `ask_whole` shows damage."""
     *_, lines_max, stored_max = asked[1]
     for row in rows:
-        damage = _damage_of(row, lines_max, stored_max)
+        whole = _Whole(*row)
+        damage = _damage_of_thread(whole, lines_max)
+        if not damage and whole.family is not None and whole.line is not None:
+            damage = _damage_of_line(whole, stored_max)
         if damage:
             raise damaged(damage, thread_id)
 
 
-def _damage_of(row: Sequence[Any], lines_max: int, stored_max: int) -> str:
-    """Return what is wrong according to a row of `whole`; "": nothing."""
-    (
-        family, named, thread, kept, line, head, head_found, is_stale, lines, lines_found, operations,
-        operations_found, is_torn, segments, segments_found, stored, stored_found,
-    ) = row  # fmt: skip
-    if family is None:
-        return "its name is missing" if named is not None else ""
-    if thread is None:
+class _Whole(NamedTuple):
+    """A row of `whole`: a thread, one of its lines, and beside each count what was found."""
+
+    family: int | None
+    named: int | None
+    thread: int | None
+    kept: int | None
+    line: int | None
+    head: int | None
+    head_found: int | None
+    is_stale: bool
+    lines: int
+    lines_found: int
+    operations: int
+    operations_found: int
+    is_torn: bool
+    segments: int
+    segments_found: int
+    stored: int
+    stored_found: int
+
+
+def _damage_of_thread(whole: _Whole, lines_max: int) -> str:
+    """Return what is wrong with a thread; "": nothing."""
+    if whole.family is None:
+        return "its name is missing" if whole.named is not None else ""
+    if whole.thread is None:
         return "its row of threads is missing"
-    if kept is None:
+    if whole.kept is None:
         return "its family is missing"
-    if lines != lines_found and lines_found < lines_max:
+    if whole.lines != whole.lines_found and whole.lines_found < lines_max:
         return "a namespace is missing"
-    if operations != operations_found:
+    if whole.operations != whole.operations_found:
         return "an operation is missing"
-    if line is None:
-        return ""
-    if head is not None and head_found is None:
+    return ""
+
+
+def _damage_of_line(whole: _Whole, stored_max: int) -> str:
+    """Return what is wrong with a line; "": nothing."""
+    if whole.head is not None and whole.head_found is None:
         return "its head points to a checkpoint that is missing"
-    if is_stale:
+    if whole.is_stale:
         return STALE_HEAD
-    if is_torn:
+    if whole.is_torn:
         return LOST_STRETCH
-    if segments != segments_found:
+    if whole.segments != whole.segments_found:
         return "what a segment follows is missing"
-    if stored <= stored_max and stored != stored_found:
+    if whole.stored <= stored_max and whole.stored != whole.stored_found:
         return "a checkpoint is missing"
     return ""
 
@@ -202,7 +213,7 @@ def is_unknown(rows: Sequence[Any]) -> bool:
     return bool(rows) and rows[0][0] == _UNKNOWN
 
 
-def to_loaded(thread_id: str, namespace: str, rows: Sequence[Any]) -> tuple[Loaded, Known | None]:
+def to_loaded(thread_id: str, namespace: str, rows: Sequence[Any]) -> tuple[Loaded, KnownHead | None]:
     """Return what the rows of one checkpoint say."""
     _, _, generation, seq, step, segment, added, family, line, flags, name, info, children, root = rows[0]
     row = seq, name, step, segment, bool(flags & 1), added, info, children, root, bool(flags & 2)
@@ -215,7 +226,7 @@ def to_loaded(thread_id: str, namespace: str, rows: Sequence[Any]) -> tuple[Load
         elif other[0] == 2:
             attached.append(unpack_write(name.decode(), other[2], unpacked_id(other[10]), other[3], *other[11:13]))
     attached.sort(key=lambda write: (write.task_path, write.task_id, write.idx))
-    return Loaded(stored, generation, found, attached), None if flags & 4 else Known(line, stored)
+    return Loaded(stored, generation, found, attached), None if flags & 4 else KnownHead(line, stored)
 
 
 def to_listed(row: Sequence[Any]) -> Stored:

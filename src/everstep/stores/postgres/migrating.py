@@ -30,7 +30,8 @@ def check_server(connection: Connection) -> str:
     version, isolation, *settings = connection.execute(f"SELECT {asked}".encode()).fetchone() or ("0", "")
     if int(version) // 10_000 < SERVER_VERSION_MIN:
         raise StoreMismatch(f"PostgreSQL {int(version) // 10_000} is too old; {SERVER_VERSION_MIN} or newer is needed")
-    if isolation != "read committed":  # what others committed while a lock was waited for must be seen
+    # What others committed while a lock was waited for must be seen.
+    if isolation != "read committed":
         raise StoreMismatch(
             f"default_transaction_isolation is {isolation!r} here, 'read committed' is needed; for example: "
             "ALTER ROLE ... SET default_transaction_isolation = 'read committed'"

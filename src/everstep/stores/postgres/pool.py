@@ -1,7 +1,7 @@
 """Connections to PostgreSQL: each wait ends at a deadline, lost ones are noticed, errors come out as ours.
 
 The pool is our own because its promises are narrower than those of psycopg's: a connection is made by the call that
-needs it, so that what is wrong is said at once and within the call's deadline, and no threads work in the background.
+needs it, so that its errors come at once and within the call's deadline, and no threads work in the background.
 """
 
 from __future__ import annotations
@@ -123,8 +123,19 @@ class Connection(psycopg.Connection[Any]):
         if not psycopg.Pipeline.is_supported():
             yield
             return
-        with self.pipeline():
-            yield
+        failure: BaseException | None = None
+        try:
+            with self.pipeline():
+                try:
+                    yield
+                except BaseException as exc:
+                    failure = exc
+        except psycopg.Error:
+            # What was sent after a statement that failed was not done, which is known. The driver would log it.
+            if failure is None:
+                raise
+        if failure is not None:
+            raise failure
 
     async def call_async(self, query: bytes, types: Sequence[int], values: Sequence[bytes | None]) -> bytes | None:
         """The same; the event loop goes on meanwhile."""
@@ -201,7 +212,7 @@ def _until(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any
 
 
 def checked_dsn(dsn: str) -> str:
-    """Return a URL or a text of key=value, if it is one. What is wrong is said without showing any of it."""
+    """Return a URL or a text of key=value, if it is one. Errors show nothing of it."""
     scheme, separator, rest = dsn.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
         place, port = _ends(rest)
@@ -233,7 +244,7 @@ def address_of(dsn: str) -> str:
 
 
 def _ends(rest: str) -> tuple[str, str]:
-    """Return what stands before the path of a URL, and the port in it ("0": none)."""
+    """Return the part of a URL before its path, and the port in it ("0": none)."""
     place = re.split("[/?#]", rest, maxsplit=1)[0]
     host = place.rpartition("@")[2]
     if ":" not in host:

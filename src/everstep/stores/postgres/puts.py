@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from everstep.stores.heads import Seen
-from everstep.stores.postgres.forms import Known, columns, labels
+from everstep.stores.heads import SeenHead
+from everstep.stores.postgres.forms import KnownHead, columns, labels
 from everstep.stores.protocol import ANY, BaseRef, Change, Draft, Record, Stored
 from everstep.stores.records import pack_record
 from everstep.stores.transaction import Packed, added_bytes, is_newer, is_plain
@@ -19,8 +19,8 @@ class Prepared(NamedTuple):
     values: Sequence[Any]
     stored: Stored
     """What it will be, but for its seq."""
-    seen: Seen[Known]
-    known: Known
+    seen: SeenHead[KnownHead]
+    known: KnownHead
 
 
 class Refused(NamedTuple):
@@ -30,7 +30,9 @@ class Refused(NamedTuple):
     """What the checkpoint rests on."""
 
 
-def prepare(change: Change, seen: Seen[Known], known: Known, stored_bases: Sequence[BaseRef] = ()) -> Prepared | None:
+def prepare(
+    change: Change, seen: SeenHead[KnownHead], known: KnownHead, stored_bases: Sequence[BaseRef] = ()
+) -> Prepared | None:
     """Return the call for a checkpoint that follows the head as last seen; None: it must be done the long way.
 
     What it rests on is that head, one of `stored_bases`, which nobody can delete meanwhile, or one more: a fence.

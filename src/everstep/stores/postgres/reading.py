@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from everstep.stores.heads import Seen
+from everstep.stores.heads import SeenHead
 from everstep.stores.postgres.asking import TABLES, Asking
 from everstep.stores.postgres.forms import (
     GROWTH,
@@ -19,7 +19,7 @@ from everstep.stores.postgres.forms import (
     STALE,
     STALE_HEAD,
     STORED_COUNTED_MAX,
-    Known,
+    KnownHead,
     ask_whole,
     check_answer,
     damaged,
@@ -33,17 +33,8 @@ from everstep.stores.postgres.forms import (
     to_listed,
     to_loaded,
 )
-from everstep.stores.protocol import (
-    Key,
-    Loaded,
-    Object,
-    Query,
-    Stored,
-)
-from everstep.stores.records import (
-    matches,
-    packed_filter,
-)
+from everstep.stores.protocol import Key, Loaded, Object, Query, Stored
+from everstep.stores.records import matches, packed_filter, unpack_operation
 
 # A stretch that hides checkpoints of the line is lost.
 _TORN = """(l.stretches <> {stretches}(l.family, l.id) OR l.stretches > 0
@@ -66,7 +57,7 @@ _OF_CHECKPOINTS = {
     "after_seq": "c.seq > %(after_seq)s",
     "step_max": "c.step <= %(step_max)s",
     "segment": "c.segment = %(segment)s",
-    "spared": "(c.pinned OR c.branches > 0) = %(spared)s",
+    "protected": "(c.pinned OR c.branches > 0) = %(protected)s",
     "labels": "c.labels @> %(labels)s::bigint[]",
 }
 
@@ -87,7 +78,7 @@ class Reading(Asking):
         )
         return None if row is None else (str(row[0]), row[1])
 
-    def was_deleted(self, thread_id: str, seen: Seen[Known]) -> bool:
+    def was_deleted(self, thread_id: str, seen: SeenHead[KnownHead]) -> bool:
         """Whether a line that was seen, and is not there any more, was deleted, as far as can be told.
 
         A line that is deleted from a family that lives on leaves its generation there; a thread that is deleted leaves
@@ -109,7 +100,7 @@ class Reading(Asking):
 
     def load(
         self, thread_id: str, namespace: str, checkpoint_id: str | None, objects: bool, writes: bool
-    ) -> tuple[Loaded, Known | None] | None:
+    ) -> tuple[Loaded, KnownHead | None] | None:
         """Read a checkpoint, its objects and its writes in one statement: one round trip, one state."""
         rows = self._all(LOAD, (*name_bytes(thread_id, namespace), to_bytes(checkpoint_id), objects, writes))
         if is_unknown(rows):
@@ -123,10 +114,27 @@ class Reading(Asking):
 
     def _checked_load(
         self, thread_id: str, namespace: str, checkpoint_id: str | None, rows: Sequence[Any]
-    ) -> tuple[Loaded, Known | None]:
+    ) -> tuple[Loaded, KnownHead | None]:
         if rows[0][9] & _IS_TORN:
             raise damaged(STALE_HEAD if checkpoint_id is None else LOST_STRETCH, thread_id)
         return to_loaded(thread_id, namespace, rows)
+
+    def origin(self, checkpoint_id: str) -> tuple[Loaded, int] | None:
+        """Read what a branch begins with, and the top of its thread's log; None: ask for them one by one."""
+        rows = self._all("SELECT * FROM {origin}(%s)", (checkpoint_id.encode(),))
+        kinds = [row[0] for row in rows]
+        if kinds[:2] != [_A_CHECKPOINT, _ITS_NAMES]:
+            return None
+        thread_id, namespace, _ = key_of((*rows[1][10:12], b""))
+        loaded, _ = self._checked_load(thread_id, namespace, checkpoint_id, rows[:1])
+        top = 0
+        for entry in rows[2:]:
+            operation = unpack_operation(entry[10], entry[2], bool(entry[9]))
+            # Then an older one may be the top.
+            if operation.undone:
+                return None
+            top = operation.seq
+        return loaded, top
 
     def check_whole(self, thread_id: str, namespace: str | None = None, *, stored_max: int = 0) -> None:
         """Raise CheckpointCorrupted if rows of a thread are missing (or of one namespace of it), or do not agree.
@@ -321,7 +329,8 @@ class Reading(Asking):
 
     def size_bytes(self) -> int:
         sql = "SELECT sum(pg_total_relation_size(to_regclass(name)))::bigint FROM unnest(%(names)s::text[]) AS name"
-        names = [self._tables("{" + name + "}") for name in TABLES]  # what is no table counts nothing
+        # What is no table counts nothing.
+        names = [self._tables("{" + name + "}") for name in TABLES]
         found: int = self._one(sql, {"names": names})[0]
         return found
 
@@ -336,7 +345,7 @@ class Reading(Asking):
             "after_seq": query.after_seq,
             "step_max": query.step_max,
             "segment": query.segment,
-            "spared": query.protected,
+            "protected": query.protected,
             "labels": labels(query.filter),
         }
         asked = {name: value for name, value in values.items() if value is not None}
@@ -359,6 +368,9 @@ class Reading(Asking):
 # One row shape for all three: kind, place among those asked for, eight numbers, four byte strings. The checkpoint comes
 # first.
 _IS_TORN = 8
+# What rows of {origin} are.
+_A_CHECKPOINT = 0
+_ITS_NAMES = 4
 _CHOSEN = f"""SELECT l.generation, l.head_was_moved, c.*, {HIDDEN} AS hidden, {{torn}} AS torn FROM {{names}} n
         JOIN {{lines}} l ON l.family = n.family AND l.thread = n.thread
         JOIN {{checkpoints}} c ON c.family = l.family AND c.line = l.id"""

@@ -1,4 +1,4 @@
-"""The Removal that `transaction.delete` works on, in SQL, and sweeps."""
+"""The Removal that `deletion.delete` works on, in SQL, and sweeps."""
 
 from __future__ import annotations
 
@@ -7,38 +7,30 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from everstep.errors import CheckpointCorrupted
+from everstep.stores.deletion import Candidate, Deletion, delete, discard_each, prune
 from everstep.stores.postgres.changing import Changing
 from everstep.stores.postgres.forms import HIDDEN, MARKS_MAX, NUMBER, deletion_mark, key_of, packed_id, unpacked_id
-from everstep.stores.protocol import (
-    Deleted,
-    Key,
-)
-from everstep.stores.transaction import Candidate, Line, delete, discard_each, prune
+from everstep.stores.protocol import Deleted, Key
+from everstep.stores.transaction import Line
 from everstep.values.tree import FORMAT, hashes
 
 _MARKS_TRIMMED_EVERY = 1000  # deletions, about: it takes a look at all marks
-_SPARED = """(c.pinned OR c.branches > 0
+_PROTECTED = """(c.pinned OR c.branches > 0
              OR EXISTS (SELECT 1 FROM {lines} l WHERE l.family = c.family AND l.id = c.line AND l.head = c.seq))"""
 
 
 class Removing(Changing):
     """Deletes rows."""
 
-    def delete(
-        self,
-        thread_id: str,
-        keys: Collection[Key] | None,
-        before_step: int | None,
-        spare: bool,
-        operations: Collection[int],
-    ) -> Deleted:
-        if keys is None and before_step is None:
+    def delete(self, deletion: Deletion) -> Deleted:
+        thread_id = deletion.thread_id
+        if deletion.is_whole:
             # Whatever is wrong with a thread, it can be deleted.
             self._make_deletable(thread_id)
         # Locked first: whoever is about to write to the thread waits, and finds it as it is then.
         if self._one("SELECT 1 FROM {names} WHERE name = %s FOR UPDATE", (thread_id.encode(),)) is None:
             self.check_whole(thread_id)
-        return delete(self, thread_id, keys, before_step, spare, operations)
+        return delete(self, deletion)
 
     def _make_deletable(self, thread_id: str) -> None:
         """Put back rows that a damaged thread has lost, so that all of it can be deleted."""
@@ -102,7 +94,7 @@ class Removing(Changing):
             values = [before_step]
         # Locked: no pin, branch or writer that rests on it comes between the look and the deletion.
         rows = self._all(
-            f"""SELECT c.id, c.seq, c.added, {_SPARED} FROM {{checkpoints}} c
+            f"""SELECT c.id, c.seq, c.added, {_PROTECTED} FROM {{checkpoints}} c
                 WHERE c.family = %s AND c.line = %s AND {condition} FOR UPDATE OF c""",
             (*line.ref, *values),
         )
@@ -331,14 +323,14 @@ class Removing(Changing):
         sweeps: int = row[0]
         return sweeps
 
-    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, ticket: int) -> None:
+    def sweep_end(self, family: str, live_bytes: int, unreferenced_bytes: int, ticket: int) -> None:
         """Note what a sweep found in use, and take off what was doomed when it began."""
         for line, doomed in self._all(
             "SELECT id, unreferenced FROM {lines} WHERE family = %s AND unreferenced > 0 ORDER BY id FOR UPDATE",
             (int(family),),
         ):
-            taken = min(doomed, doomed_bytes)
-            doomed_bytes -= taken
+            taken = min(doomed, unreferenced_bytes)
+            unreferenced_bytes -= taken
             self._do(
                 "UPDATE {lines} SET unreferenced = unreferenced - %s WHERE family = %s AND id = %s",
                 (taken, int(family), line),

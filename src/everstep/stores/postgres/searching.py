@@ -9,12 +9,7 @@ from everstep.errors import CheckpointCorrupted
 from everstep.stores.facts import Wanted, prefix_end
 from everstep.stores.postgres.forms import GROWTH, LISTED, OUTLINES, labels, to_bytes, to_listed
 from everstep.stores.postgres.threads import ReadingThreads
-from everstep.stores.protocol import (
-    Hit,
-    Position,
-    Search,
-    Stored,
-)
+from everstep.stores.protocol import Hit, Position, Search, Stored
 
 # Threads that have lost rows come too, if something is left of them: whoever asks for their page is told.
 _OF_ONE_THREAD = """max(active) AS active, count(*) AS lines,

@@ -1,7 +1,7 @@
 """PostgreSQL, through psycopg 3: one pool of blocking connections per store, worker threads for asynchronous callers.
 
 The usual commit and the usual read are one call of a function in the database: one round trip each, no session state,
-so that PgBouncer may stand between in transaction mode. Everything else is a short transaction around `apply`. Every
+so that PgBouncer may be used in transaction mode. Everything else is a short transaction around `apply`. Every
 call has a deadline.
 """
 
@@ -16,6 +16,8 @@ from everstep.errors import InvalidInput, MissingDependency
 from everstep.reports import Finding
 from everstep.runtime import checks
 from everstep.runtime.blocking import describe_on_store, run_to_end
+from everstep.stores.abilities import Origin
+from everstep.stores.deletion import Deletion
 from everstep.stores.inside import Inside
 from everstep.stores.inspection import Lost
 from everstep.stores.looks import Looks
@@ -56,7 +58,7 @@ class PostgresStore(Looks):
         `timeout_seconds` bounds each public call as a whole, with connecting and trying again. At most `max_size`
         connections are open; each is opened when it is needed, and closed after it was idle for `max_idle_seconds`,
         unless only `min_size` are left. Statements that were used `prepare_threshold` times are prepared on the server;
-        "auto": after a few times, unless a pooler stands between, since that may give the next ones another session.
+        "auto": after a few times, unless there is a pooler in between, which may give the next ones another session.
         """
         self._database = Database(
             checked_dsn(checks.kind(dsn, str, "dsn")),
@@ -142,6 +144,10 @@ class PostgresStore(Looks):
             lambda deadline: self._database.load(thread_id, namespace, checkpoint_id, objects, writes, deadline)
         )
 
+    async def origin(self, checkpoint_id: str) -> Origin | None:
+        """See `FindsOrigins`."""
+        return await self._driver.run(lambda deadline: self._database.origin(checkpoint_id, deadline))
+
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
         if not keys:
             return []
@@ -166,16 +172,8 @@ class PostgresStore(Looks):
         """Return what the tables take on disk, with their indexes."""
         return await self._read(lambda rows: rows.size_bytes())
 
-    async def delete(
-        self,
-        thread_id: str,
-        *,
-        keys: Collection[Key] | None = None,
-        before_step: int | None = None,
-        spare: bool = False,
-        operations: Collection[int] = (),
-    ) -> Deleted:
-        return await self._write(lambda tx: tx.delete(thread_id, keys, before_step, spare, operations), thread_id)
+    async def _delete(self, deletion: Deletion) -> Deleted:
+        return await self._write(lambda tx: tx.delete(deletion), deletion.thread_id)
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
         return (await self._database.sweeps.run(_SweepDriver(self), family, effort, pretend))[0]

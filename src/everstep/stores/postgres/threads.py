@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from everstep.stores.newest import descent, newest_of
+from everstep.stores.newest import NewestLine, newest
 from everstep.stores.postgres.forms import (
     HIDDEN,
     LISTED,
@@ -15,35 +15,16 @@ from everstep.stores.postgres.forms import (
     ask_whole,
     check_answer,
     damaged,
+    key_of,
     name_bytes,
     to_hidden,
     to_listed,
 )
 from everstep.stores.postgres.reading import Reading
-from everstep.stores.protocol import (
-    Hidden,
-    Key,
-    Newest,
-    Operation,
-    Outline,
-    Place,
-    SharedState,
-    Stored,
-    Thread,
-)
-from everstep.stores.records import (
-    unpack_common,
-    unpack_operation,
-    unpack_origin,
-    unpack_segment,
-)
+from everstep.stores.protocol import Hidden, Newest, Operation, Outline, Place, SharedState, Stored, Thread
+from everstep.stores.records import unpack_operation, unpack_origin, unpack_segment, unpack_shared_state
 
-
-class _NewestLine(NamedTuple):
-    ref: int
-    thread_id: str
-    namespace: str
-    last: int = 0
+_OF_OWN_LINES = "r.line IN (SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s)"
 
 
 class ReadingThreads(Reading):
@@ -88,13 +69,11 @@ class ReadingThreads(Reading):
             heads,
             newest,
             self._hidden_of(family, ref) if not brief else {},
-            self._runs(family, "r.line IN (SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s)", ref)
-            if not brief
-            else {},
-            self._runs(family, "true") if ancestry else {},
+            self._segments_where(family, _OF_OWN_LINES, ref) if not brief else {},
+            self._segments_where(family, "true") if ancestry else {},
             self._branches(family, thread_id) if branches else (),
-            self._commons(family, ref, thread_id),
-            self._spared(family, ref) if not brief else frozenset(),
+            self._shared_states_of(family, ref, thread_id),
+            self._protected(family, ref) if not brief else frozenset(),
             float(doomed) / max(live, 1) if doomed else 0.0,
         )
 
@@ -109,7 +88,7 @@ class ReadingThreads(Reading):
             hidden.setdefault(stretch.operation, []).append(stretch)
         return hidden
 
-    def _runs(self, family: int, condition: str, thread: int = 0) -> dict[int, tuple[Place, ...]]:
+    def _segments_where(self, family: int, condition: str, thread: int = 0) -> dict[int, tuple[Place, ...]]:
         rows = self._all(
             f"SELECT r.segment, r.data FROM {{segments}} r WHERE r.family = %(f)s AND {condition}",
             {"f": family, "t": thread},
@@ -141,32 +120,28 @@ class ReadingThreads(Reading):
         row = self._one("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),))
         if row is None:
             return None
-        found: int = row[0]
+        family: int = row[0]
         which = "t.family = %(f)s"
         if not branches:
             which += " AND t.name = %(t)s"
-        values = {"f": found, "t": thread_id.encode()}
-        born = self._born(which, values)
-        lines, heads = self._newest_lines(which, values)
-        alive = {key.thread_id for key in heads}
-        names = descent(thread_id, born, lambda name: name in alive)
-        if not names:
-            return None
-        asked: list[_NewestLine] = []
-        for name in names:
-            asked += [line for line in lines.get(name, ()) if line.namespace != without]
-        listed = newest_of(
-            [(line.last, line) for line in asked],
-            limit,
-            lambda chosen, after, most: self._newest_rows(found, chosen, after, most),
-        )
-        total = self._one(
+        values = {"f": family, "t": thread_id.encode()}
+
+        def rows(lines: Sequence[NewestLine], after: int, most: int) -> list[Stored]:
+            return self._newest_rows(family, lines, after, most)
+
+        def count(lines: Sequence[NewestLine]) -> int:
+            return self._count_visible(family, lines)
+
+        lines = self._newest_lines(which, values)
+        return newest(thread_id, limit, without, self._born(which, values), lines, rows, count)
+
+    def _count_visible(self, family: int, lines: Sequence[NewestLine]) -> int:
+        total: int = self._one(
             f"""SELECT count(*) FROM {{checkpoints}} c WHERE c.family = %(f)s AND c.line = ANY(%(lines)s)
                 AND (NOT {HIDDEN}) IS TRUE""",
-            {"f": found, "lines": [line.ref for line in asked]},
+            {"f": family, "lines": [line.ref for line in lines]},
         )[0]
-        shown = {line[1:3] for line in asked}
-        return Newest(listed, frozenset(key for key in heads if key[:2] in shown), total)
+        return total
 
     def _born(self, which: str, values: dict[str, Any]) -> dict[str, list[str]]:
         """Return the branches of threads that a condition chooses, by the thread that each began in."""
@@ -177,10 +152,9 @@ class ReadingThreads(Reading):
                 born.setdefault(unpack_origin(origin, name).thread_id, []).append(name)
         return born
 
-    def _newest_lines(self, which: str, values: dict[str, Any]) -> tuple[dict[str, list[_NewestLine]], set[Key]]:
-        """Return the lines, by thread, and the heads of threads that a condition chooses."""
-        lines: dict[str, list[_NewestLine]] = {}
-        heads: set[Key] = set()
+    def _newest_lines(self, which: str, values: dict[str, Any]) -> list[NewestLine]:
+        """Return the lines of threads that a condition chooses."""
+        lines: list[NewestLine] = []
         for name, namespace, ref, head, last in self._all(
             f"""SELECT t.name, l.namespace, l.id, c.id,
                        (SELECT max(seq) FROM {{checkpoints}} n WHERE n.family = l.family AND n.line = l.id)
@@ -189,14 +163,11 @@ class ReadingThreads(Reading):
                 WHERE {which}""",
             values,
         ):
-            line = _NewestLine(ref, name.decode(), namespace.decode())
-            if head is not None:
-                heads.add(Key(line.thread_id, line.namespace, head.decode()))
-            if last is not None:
-                lines.setdefault(line.thread_id, []).append(line._replace(last=last))
-        return lines, heads
+            key = key_of((name, namespace, head)) if head is not None else None
+            lines.append(NewestLine(name.decode(), namespace.decode(), key, last or 0, ref=ref))
+        return lines
 
-    def _newest_rows(self, family: int, lines: Sequence[_NewestLine], after: int, limit: int) -> list[Stored]:
+    def _newest_rows(self, family: int, lines: Sequence[NewestLine], after: int, limit: int) -> list[Stored]:
         rows = self._all(
             f"""SELECT {LISTED} FROM (
                     SELECT s.* FROM unnest(%(lines)s::bigint[]) AS u (line)
@@ -229,7 +200,7 @@ class ReadingThreads(Reading):
                 found.append(name)
         return found
 
-    def _commons(self, family: int, thread: int, thread_id: str) -> dict[str, list[SharedState]]:
+    def _shared_states_of(self, family: int, thread: int, thread_id: str) -> dict[str, list[SharedState]]:
         found: dict[str, list[SharedState]] = {}
         for name, other, data, children in self._all(
             """SELECT t.name, o.other, c.data, c.children FROM {shared_states} c
@@ -241,10 +212,10 @@ class ReadingThreads(Reading):
             if name is None:
                 raise damaged("its row of threads is missing", self._name_of(family, other))
             both = (thread_id, name.decode()) if thread < other else (name.decode(), thread_id)
-            found.setdefault(name.decode(), []).append(unpack_common(data, children, *both))
+            found.setdefault(name.decode(), []).append(unpack_shared_state(data, children, *both))
         return found
 
-    def _spared(self, family: int, thread: int) -> frozenset[int]:
+    def _protected(self, family: int, thread: int) -> frozenset[int]:
         rows = self._all(
             """SELECT c.seq FROM {lines} l JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id
                AND (c.pinned OR c.branches > 0) WHERE l.family = %s AND l.thread = %s""",

@@ -15,7 +15,7 @@ from everstep.runtime import forks
 from everstep.runtime.calls import tried_again
 from everstep.stores.heads import Heads
 from everstep.stores.postgres.asking import Tables
-from everstep.stores.postgres.forms import Known
+from everstep.stores.postgres.forms import KnownHead
 from everstep.stores.postgres.migrating import check_server, migrate
 from everstep.stores.postgres.pool import (
     RACES,
@@ -44,8 +44,6 @@ T = TypeVar("T")
 class Transactions:
     """How work on the tables is run."""
 
-    fork_order = 2
-
     def __init__(
         self,
         dsn: str,
@@ -61,11 +59,13 @@ class Transactions:
         self._schema = schema
         self._prepare = prepare_threshold
         self._pool = Pool(self._connect, max_size, max_idle_seconds, min_size, self._stop_preparing)
-        self._heads: Heads[Known] = Heads()
+        self._heads: Heads[KnownHead] = Heads()
+        self._absent: set[tuple[str, str]] = set()
+        """Lines that were looked for, and had no head then."""
         self._lock = threading.Lock()
         self._is_ready = self._has_warned = False
         self.sweeps = Sweeps()
-        forks.register(self)
+        self._fork_guard = forks.hold(self._lock, 2)
 
     @property
     def address(self) -> str:
@@ -77,14 +77,6 @@ class Transactions:
 
     def close(self) -> None:
         self._pool.close()
-
-    def before_fork(self) -> None:
-        self._lock.acquire()
-        self._heads.before_fork()
-
-    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the same on both sides
-        self._heads.after_fork()
-        self._lock.release()
 
     def forget_heads(self) -> None:
         """Forget what was seen: tables were changed behind it."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from everstep.stores.heads import Seen
-from everstep.stores.postgres.forms import Known
+from everstep.stores.heads import SeenHead
+from everstep.stores.postgres.forms import KnownHead
 from everstep.stores.postgres.pool import may_be_done
 from everstep.stores.postgres.puts import Prepared, prepare
 from everstep.stores.postgres.rows import Rows
@@ -41,9 +41,9 @@ class Turn:
         self._deadline = deadline
         self._bases = bases
         self._stored_bases: Sequence[BaseRef] = ()
-        self._head: tuple[Loaded, Known | None] | None = None
+        self._head: tuple[Loaded, KnownHead | None] | None = None
         """As it was when the turn began, until somebody asks for it."""
-        self._seen: dict[tuple[str, str], tuple[Seen[Known], Known]] = {}
+        self._seen: dict[tuple[str, str], tuple[SeenHead[KnownHead], KnownHead]] = {}
         self._notes: list[Callable[[], object]] = []
         self.draft: Draft | None = None
         """What it has committed."""
@@ -76,15 +76,13 @@ class Turn:
         loaded, known = found
         if checkpoint_id is None and known is not None:
             self._database.check_seen_within(self.rows, line, loaded.stored.family, loaded.generation)
-            self._seen[line] = Seen(loaded.stored.family, loaded.generation, known), known
+            self._seen[line] = SeenHead(loaded.stored.family, loaded.generation, known), known
         return loaded
 
     def commit(self, change: Change) -> Stored | None:
         """Commit in one round trip if that can be."""
         line = change.thread_id, change.namespace
-        put = None
-        if line in self._seen:
-            put = prepare(change, *self._seen[line], self._stored_bases)
+        put = prepare(change, *self._seen[line], self._stored_bases) if line in self._seen else None
         if put is not None:
             stored = self._put(put)
             if stored is not None:

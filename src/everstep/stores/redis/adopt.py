@@ -1,13 +1,11 @@
-"""Taking over threads from another store: the part of a plan that only `transaction.adopt` uses."""
+"""Taking over threads from another store: the part of a plan that only `adoption.adopt` uses."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from everstep.errors import CheckpointNotFound
-from everstep.stores.protocol import Key, Place, RawThread, Record, SharedState, Stored, Write
+from everstep.stores.protocol import Key, Place, RawThread, SharedState, Stored, Write
 from everstep.stores.records import pack_origin
 from everstep.stores.redis.items import (
     escaped,
@@ -19,41 +17,12 @@ from everstep.stores.redis.items import (
     pairs,
     unpack_segment,
 )
-from everstep.stores.transaction import Line, Packed
-
-if TYPE_CHECKING:
-    from everstep.stores.redis.plan import LineState, Script, _Seen
+from everstep.stores.redis.plan import CommitPlan
+from everstep.stores.transaction import Packed
 
 
-class Adopting(ABC):
-    """Notes what `adopt` does as commands. Nobody else writes to a family that is being copied, so it checks little."""
-
-    _script: Script
-    _family: str | None
-    _new_family_number: int
-    _lines: dict[tuple[str, str], LineState]
-    _moved: set[tuple[str, str]]
-    _changed: set[str]
-    _commands: list[list[Any]]
-    _items: dict[Key, tuple[bytes, Stored | None]]
-    _runs_kept: dict[int, tuple[str, Sequence[Place]]]
-
-    @abstractmethod
-    def _do(self, command: str, key: str, *values: Any) -> None: ...
-    @abstractmethod
-    def _look(self, thread_id: str, namespace: str = "") -> _Seen: ...
-    @abstractmethod
-    def _note(self, thread_id: str, record: Record, known: Record | None) -> None: ...
-    @abstractmethod
-    def _put_item(self, key: Key, item: bytes) -> None: ...
-    @abstractmethod
-    def line(self, thread_id: str, namespace: str) -> Line | None: ...
-    @abstractmethod
-    def create(self, thread_id: str, namespace: str, family: str | None) -> Line: ...
-    @abstractmethod
-    def checkpoint(self, key: Key) -> Stored | None: ...
-    @abstractmethod
-    def set_common(self, thread_id: str, other: str, common: SharedState) -> None: ...
+class Plan(CommitPlan):
+    """A plan that takes over threads, too. Nobody else writes to a family that is being copied, so it checks little."""
 
     def reserve(self, family: str, count: int) -> int:
         if self._new_family_number:
@@ -94,29 +63,27 @@ class Adopting(ABC):
             # They come after the head, until `restore` sets it.
             self._do("HSET", f"thread:{escaped(thread_id)}:heads", "incoming", 1)
 
-    def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
+    def keep_segments(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
         if not segments:
             return
-        held = self._held_runs(family)
+        held = self._held_segments(family)
         for segment, follows in segments.items():
             # Of one that is new here, `restore` says which line it belongs to.
-            line = ""
-            if segment in held:
-                line = held[segment][0]
-            self._runs_kept[segment] = line, follows
+            line = held[segment][0] if segment in held else ""
+            self._segments_kept[segment] = line, follows
 
-    def _held_runs(self, family: str) -> dict[int, tuple[str, Sequence[Place]]]:
+    def _held_segments(self, family: str) -> dict[int, tuple[str, Sequence[Place]]]:
         """Return the segments of the family: the line of each, and what it follows."""
         if self._new_family_number:
             # The family is made by this plan, so there are no others.
-            return dict(self._runs_kept)
+            return dict(self._segments_kept)
         flat = self._script("get", "HGETALL", f"family:{family}:segments")
         held: dict[int, tuple[str, Sequence[Place]]] = {}
         for number, value in pairs(flat):
             segment = int(number)
             line, follows = unpack_segment(segment, value)
             held[segment] = line.decode(), follows
-        return held | self._runs_kept
+        return held | self._segments_kept
 
     def restore(self, raw: RawThread) -> None:
         thread_id = raw.thread_id
@@ -141,7 +108,7 @@ class Adopting(ABC):
         self._restore_origin(raw)
         for other, shared_states in raw.shared_states.items():
             if self._look(other).family == family:
-                self._restore_commons(thread_id, other, shared_states)
+                self._restore_shared_states(thread_id, other, shared_states)
         self.set_note(thread_id, raw.note)
 
     def _restore_lines(self, raw: RawThread, family: str) -> None:
@@ -172,11 +139,11 @@ class Adopting(ABC):
         owner: dict[int, str] = {}
         for namespace, given in raw.lines.items():
             owner.update(dict.fromkeys(given.segments, namespace))
-        for segment, (name, follows) in self._held_runs(family).items():
+        for segment, (name, follows) in self._held_segments(family).items():
             if segment in owner:
-                self._runs_kept[segment] = line_name(raw.thread_id, owner[segment]), follows
+                self._segments_kept[segment] = line_name(raw.thread_id, owner[segment]), follows
             elif name.startswith(line_name(raw.thread_id, "")):
-                self._runs_kept[segment] = "", follows
+                self._segments_kept[segment] = "", follows
 
     def _restore_write(self, key: Key, write: Write) -> None:
         name = f"thread:{line_name(key.thread_id, key.namespace)}"
@@ -197,11 +164,11 @@ class Adopting(ABC):
             self._do("HSET", heads, "began", f"{raw.began} {line}\n{name}")
             self._do("HINCRBY", f"thread:{line}:began", name, 1)
 
-    def _restore_commons(self, thread_id: str, other: str, shared_states: Sequence[SharedState]) -> None:
+    def _restore_shared_states(self, thread_id: str, other: str, shared_states: Sequence[SharedState]) -> None:
         one, two = sorted((thread_id, other))
         first = f" {len(one.encode())} {one}{two}".encode()
         for field in self._script("get", "HKEYS", f"family:{self._family}:shared_states"):
             if field.partition(b" ")[2] == first[1:]:
                 self._do("HDEL", f"family:{self._family}:shared_states", field)
         for common in shared_states:
-            self.set_common(thread_id, other, common)
+            self.set_shared_state(thread_id, other, common)

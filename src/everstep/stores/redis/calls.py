@@ -7,8 +7,8 @@ import secrets
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Self, TypeVar
 
 from everstep.errors import (
     CheckpointCorrupted,
@@ -18,16 +18,17 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from everstep.runtime import checks, forks
+from everstep.runtime import checks
 from everstep.runtime.calls import tried_again
 from everstep.stores.heads import Heads
 from everstep.stores.protocol import Key, Stored
 from everstep.stores.redis.items import bucket_of, escaped
-from everstep.stores.redis.link import Link, Lost, Unsure, translated
-from everstep.stores.redis.plan import Plan, Stale
+from everstep.stores.redis.link import AnswerLost, Link, Unsure, translated
+from everstep.stores.redis.plan import CommitPlan, Stale
 from everstep.stores.transaction import not_of_family
 
 logger = logging.getLogger("everstep")
+T = TypeVar("T")
 
 # The first that is released.
 FORMAT_VERSION = b"11"
@@ -78,7 +79,7 @@ class ThreadSearch:
         self._is_last = True
 
 
-class Known(NamedTuple):
+class KnownHead(NamedTuple):
     """A head as this process saw it last."""
 
     bucket: int
@@ -90,32 +91,34 @@ class Known(NamedTuple):
     """What the thread can be found by besides what its head has, as far as this process knows."""
 
 
-class Calls:
-    """Calls of the script, blocking. Each takes its deadline."""
+class _Deadline(threading.local):
+    """When what a thread is doing must be done, as a time of `time.monotonic`."""
 
-    fork_order = 1
+    at = 0.0
+
+
+class Calls:
+    """Calls of the script, blocking: each is part of some work that has a deadline, see `do`."""
 
     def __init__(self, link: Link, prefix: str, life_ms: int, wait_replicas: int) -> None:
         self._link = link
         self._prefix = prefix.encode()
         self._life = life_ms
         self._replicas = wait_replicas
-        self._lock = threading.Lock()
-        self._heads: Heads[Known] = Heads()
+        self._heads: Heads[KnownHead] = Heads()
         self._aliases: OrderedDict[str, int] = OrderedDict()
         self._registered: set[int] = set()
         self._checked = self._is_allowed = False
-        forks.register(self)
+        self._deadline = _Deadline()
 
-    def before_fork(self) -> None:
-        self._lock.acquire()
-        self._heads.before_fork()
-        self._link.before_fork()
-
-    def after_fork(self, *, in_child: bool) -> None:
-        self._link.after_fork(in_child=in_child)
-        self._heads.after_fork()
-        self._lock.release()
+    def do(self, work: Callable[[Self], T], deadline: float) -> T:
+        """Return what some work does with the server, on this thread: all that it asks for must be done by then."""
+        before = self._deadline.at
+        self._deadline.at = deadline
+        try:
+            return work(self)
+        finally:
+            self._deadline.at = before
 
     @property
     def address(self) -> str:
@@ -133,13 +136,13 @@ class Calls:
     def _base(self, bucket: int) -> bytes:
         return b"%b{%d}:" % (self._prefix, bucket)
 
-    def _check_server(self, at: float) -> None:
+    def _check_server(self) -> None:
         """Once per process: see that the server can be used."""
         if self._checked:
             return
         with translated():
-            self._link.check_server(self._base(0), at)
-        found = self._send(at, self._prefix + b"format", b"GET")
+            self._link.check_server(self._base(0), self._deadline.at)
+        found = self._send(self._prefix + b"format", b"GET")
         if found == b"1":
             raise StoreMismatch(
                 f"the keys under {self._prefix.decode()!r} were made by a version before the first release, which are "
@@ -153,21 +156,21 @@ class Calls:
         self._checked = True
         logger.info("opened %s", self.address)
 
-    def _send(self, at: float, key: bytes, command: bytes, *args: Any, writes: bool = False) -> Any:
+    def _send(self, key: bytes, command: bytes, *args: Any, writes: bool = False) -> Any:
         """Send a command about a key, past the scripts, and return its answer; an error comes out as ours."""
         with translated():
-            reply = self._link.send(key, (command, key, *args), at, writes=writes)
+            reply = self._link.send(key, (command, key, *args), self._deadline.at, writes=writes)
             if isinstance(reply, Exception):
                 raise reply
         return reply
 
-    def _call(self, bucket: int, at: float, *args: Any, writes: bool = False) -> Any:
+    def _call(self, bucket: int, *args: Any, writes: bool = False) -> Any:
         """Call the script. If its answer was lost it is called again; a change may then have been made: Unsure."""
-        trouble: Lost | None = None
+        trouble: AnswerLost | None = None
         for _ in range(LOST_MAX):
             try:
-                return self._call_once(bucket, at, args, writes=writes)
-            except Lost as exc:
+                return self._call_once(bucket, args, writes=writes)
+            except AnswerLost as exc:
                 trouble = exc
                 tried_again("an answer of Redis was lost")
             except StoreError as exc:
@@ -178,82 +181,82 @@ class Calls:
             raise Unsure("its answer was lost") from trouble
         raise StoreUnavailable("Redis did not answer in time; try again") from trouble
 
-    def _call_once(self, bucket: int, at: float, args: Sequence[Any], *, writes: bool = True) -> Any:
-        """Call the script; if the answer was lost, Lost comes out."""
-        self._check_server(at)
-        with translated(but=(Lost,)):
+    def _call_once(self, bucket: int, args: Sequence[Any], *, writes: bool = True) -> Any:
+        """Call the script; if the answer was lost, AnswerLost comes out."""
+        self._check_server()
+        with translated(but=(AnswerLost,)):
             try:
-                return self._link.run(self._base(bucket), [args[0], *encoded(args[1:])], at, writes=writes)
-            except Lost:
+                return self._link.run(
+                    self._base(bucket), [args[0], *encoded(args[1:])], self._deadline.at, writes=writes
+                )
+            except AnswerLost:
                 # After a failover to a replica that was behind, the registration may be gone.
                 self._registered.clear()
                 raise
 
-    def _everywhere(self, at: float, verb: str, *args: Any) -> Iterator[tuple[int, Any]]:
+    def _everywhere(self, verb: str, *args: Any) -> Iterator[tuple[int, Any]]:
         """Call the script on every bucket in use."""
-        buckets = self._buckets(at)
-        yield from zip(buckets, self._call_many(at, verb, [(bucket, args) for bucket in buckets]), strict=True)
+        buckets = self._buckets()
+        yield from zip(buckets, self._call_many(verb, [(bucket, args) for bucket in buckets]), strict=True)
 
-    def _in_each(self, at: float, buckets: Sequence[int], verb: str, *args: Any) -> Iterator[tuple[int, Any]]:
+    def _in_each(self, buckets: Sequence[int], verb: str, *args: Any) -> Iterator[tuple[int, Any]]:
         """Call a script that has a twin for many buckets on these."""
-        self._check_server(at)
+        self._check_server()
         with translated():
-            replies = self._link.run_on_each(verb, [self._base(bucket) for bucket in buckets], encoded(args), at)
-        yield from zip(buckets, self._answered(at, verb, [(bucket, args) for bucket in buckets], replies), strict=True)
+            replies = self._link.run_on_each(
+                verb, [self._base(bucket) for bucket in buckets], encoded(args), self._deadline.at
+            )
+        yield from zip(buckets, self._answered(verb, [(bucket, args) for bucket in buckets], replies), strict=True)
 
-    def _buckets(self, at: float) -> list[int]:
-        self._check_server(at)
-        members = self._send(at, self._prefix + b"buckets", b"SMEMBERS")
+    def _buckets(self) -> list[int]:
+        self._check_server()
+        members = self._send(self._prefix + b"buckets", b"SMEMBERS")
         return sorted(int(member) for member in members)
 
-    def _call_many(self, at: float, verb: str, calls: Sequence[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
+    def _call_many(self, verb: str, calls: Sequence[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
         """Call a script on buckets, each with its arguments, in few round trips. No change is made this way."""
-        self._check_server(at)
+        self._check_server()
         with translated():
             sent = [(self._base(bucket), encoded(args)) for bucket, args in calls]
-            replies = self._link.run_many(verb, sent, at)
-        yield from self._answered(at, verb, calls, replies)
+            replies = self._link.run_many(verb, sent, self._deadline.at)
+        yield from self._answered(verb, calls, replies)
 
-    def _answered(
-        self, at: float, verb: str, calls: Sequence[tuple[int, Sequence[Any]]], replies: Sequence[Any]
-    ) -> Iterator[Any]:
+    def _answered(self, verb: str, calls: Sequence[tuple[int, Sequence[Any]]], replies: Sequence[Any]) -> Iterator[Any]:
         """Yield replies; where there is an error instead, the bucket is asked by itself."""
-        if any(isinstance(reply, Lost) for reply in replies):
+        if any(isinstance(reply, AnswerLost) for reply in replies):
             self._registered.clear()
         for (bucket, args), reply in zip(calls, replies, strict=True):
             if isinstance(reply, Exception):
-                yield self._call(bucket, at, verb, *args)
+                yield self._call(bucket, verb, *args)
             else:
                 yield reply
 
     def _ask(
-        self, at: float, verb: str, thread_id: str, *args: Any, writes: bool = False, once: bool = False
+        self, verb: str, thread_id: str, *args: Any, writes: bool = False, once: bool = False
     ) -> tuple[int, Any] | None:
         """Call a script about a thread where that is kept; None: there is no such thread."""
         try:
-            return self._ask_unnamed(at, verb, thread_id, *args, writes=writes, once=once)
+            return self._ask_unnamed(verb, thread_id, *args, writes=writes, once=once)
         except CheckpointCorrupted as exc:
             raise exc.located(thread_id, None) from exc
 
-    def _ask_unnamed(
-        self, at: float, verb: str, thread_id: str, *args: Any, writes: bool, once: bool
-    ) -> tuple[int, Any] | None:
+    def _ask_unnamed(self, verb: str, thread_id: str, *args: Any, writes: bool, once: bool) -> tuple[int, Any] | None:
         search = self._search(thread_id)
         while True:
             if once:
                 # What was done cannot be done again, so that a lost answer could not be had by asking once more.
                 try:
-                    reply = self._call_once(search.bucket, at, (verb, thread_id, *args))
-                except Lost as exc:
+                    reply = self._call_once(search.bucket, (verb, thread_id, *args))
+                except AnswerLost as exc:
                     raise Unsure("its answer was lost") from exc
             else:
-                reply = self._call(search.bucket, at, verb, thread_id, *args, writes=writes)
+                reply = self._call(search.bucket, verb, thread_id, *args, writes=writes)
             if reply[0] != b"absent":
                 return search.bucket, reply
             if not search.go_on(reply[1]):
                 return None
 
-    def _ask_many(self, at: float, verb: str, calls: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
+    def _ask_many(self, verb: str, calls: Sequence[tuple[str, *tuple[Any, ...]]]) -> list[Any]:
         """Call a script about threads where those are kept, in few round trips; None: there is no such thread.
 
         Each call names its thread first.
@@ -262,7 +265,7 @@ class Calls:
         found: list[Any] = [None] * len(calls)
         pending = list(range(len(calls)))
         while pending:
-            replies = self._call_many(at, verb, [(searches[n].bucket, calls[n]) for n in pending])
+            replies = self._call_many(verb, [(searches[n].bucket, calls[n]) for n in pending])
             for n in pending:
                 try:
                     found[n] = next(replies)
@@ -280,12 +283,12 @@ class Calls:
     def _search(self, thread_id: str) -> ThreadSearch:
         return ThreadSearch(thread_id, self._aliases)
 
-    def _search_beside(self, origin: Key, thread_id: str, at: float) -> ThreadSearch:
+    def _search_beside(self, origin: Key, thread_id: str) -> ThreadSearch:
         """Return where a branch of this checkpoint is or will be."""
         search = self._search(thread_id)
-        found = self._ask(at, "checkpoint", *origin)
+        found = self._ask("checkpoint", *origin)
         if found is not None:
-            while (reply := self._call(search.bucket, at, "look", thread_id, ""))[0] == b"absent":
+            while (reply := self._call(search.bucket, "look", thread_id, ""))[0] == b"absent":
                 if not search.go_on(reply[1]):
                     search.end_at(found[0])
                     break
@@ -293,46 +296,46 @@ class Calls:
                 raise not_of_family(thread_id)
         return search
 
-    def _claimed(self, thread_id: str, home: ThreadSearch, at: float) -> bool:
+    def _claimed(self, thread_id: str, home: ThreadSearch) -> bool:
         """Note where a thread that a plan makes will be kept: that may make more than the one it is about."""
         if thread_id == home.thread_id:
-            return self._claim(home, at)
+            return self._claim(home)
         search = self._search(thread_id)
-        while (reply := self._call(search.bucket, at, "look", thread_id, ""))[0] == b"absent":
+        while (reply := self._call(search.bucket, "look", thread_id, ""))[0] == b"absent":
             if not search.go_on(reply[1]):
                 search.end_at(home.bucket)
-                return self._claim(search, at)
+                return self._claim(search)
         return False
 
-    def _claim(self, search: ThreadSearch, at: float) -> bool:
+    def _claim(self, search: ThreadSearch) -> bool:
         """Note where a thread will be kept, just before it is; False: it has come to be elsewhere."""
         if search.bucket == search.own:
             return True
-        return self._set_alias(search, search.bucket, at)
+        return self._set_alias(search, search.bucket)
 
-    def _set_alias(self, search: ThreadSearch, bucket: int, at: float) -> bool:
+    def _set_alias(self, search: ThreadSearch, bucket: int) -> bool:
         """Give a thread's alias a new word, which makes it ours; False: it is not as it was found."""
         # The random part tells one claim from another that leads to the same bucket.
         value = f"{bucket} {uuid.uuid4().hex}".encode()
-        reply = self._call(search.own, at, "alias", search.thread_id, value, search.alias, self._life, writes=True)
+        reply = self._call(search.own, "alias", search.thread_id, value, search.alias, self._life, writes=True)
         if reply[0] != b"done":
             return False
         search.alias = value
         return True
 
-    def _take_over(self, search: ThreadSearch, at: float) -> None:
+    def _take_over(self, search: ThreadSearch) -> None:
         """Before a thread is made in the bucket of its name, though an alias leads elsewhere.
 
         Who left it may be about to make the thread there. With a new word in the alias they find out (`_is_kept`); if
         they were first, the thread is there.
         """
         bucket = bucket_of_alias(search.alias)
-        if not self._set_alias(search, bucket, at):
+        if not self._set_alias(search, bucket):
             raise Stale
-        if self._call(bucket, at, "look", search.thread_id, "")[0] == b"found":
+        if self._call(bucket, "look", search.thread_id, "")[0] == b"found":
             raise not_of_family(search.thread_id)
 
-    def _is_kept(self, plan: Plan, search: ThreadSearch, line: tuple[str, str], at: float) -> bool:
+    def _is_kept(self, plan: CommitPlan, search: ThreadSearch, line: tuple[str, str]) -> bool:
         """Whether the alias of a thread that was just made still leads to it; if not, the thread is taken back."""
         if line[0] not in plan.created or search.bucket == search.own:
             return True
@@ -341,27 +344,27 @@ class Calls:
         if state is not None:
             raw = state.raw
         try:
-            if self._call(search.own, at, "get", "GET", f"alias:{escaped(line[0])}") == search.alias:
+            if self._call(search.own, "get", "GET", f"alias:{escaped(line[0])}") == search.alias:
                 return True
-            return bool(self._call(search.bucket, at, "retract", *line, raw)[0] != b"done")
+            return bool(self._call(search.bucket, "retract", *line, raw)[0] != b"done")
         except StoreError:  # it is made; that this could not be asked does not unmake it
             return True
 
-    def _register(self, bucket: int, at: float) -> None:
+    def _register(self, bucket: int) -> None:
         """Note that a bucket is in use, before it is."""
         if bucket in self._registered:
             return
         # Each is set only if it is not there yet, so that several processes may do it at once.
-        self._send(at, self._prefix + b"format", b"SET", FORMAT_VERSION, b"NX", writes=True)
-        self._send(at, self._prefix + b"identity", b"SET", secrets.token_bytes(16), b"NX", writes=True)
-        self._send(at, self._prefix + b"buckets", b"SADD", bucket, writes=True)
+        self._send(self._prefix + b"format", b"SET", FORMAT_VERSION, b"NX", writes=True)
+        self._send(self._prefix + b"identity", b"SET", secrets.token_bytes(16), b"NX", writes=True)
+        self._send(self._prefix + b"buckets", b"SADD", bucket, writes=True)
         self._registered.add(bucket)
 
-    def _check_allowed(self, at: float) -> None:
+    def _check_allowed(self) -> None:
         """Once per process: refuse to begin what the server would break off in the middle of a script."""
         if self._is_allowed:
             return
-        denied = self._call(0, at, "denied")
+        denied = self._call(0, "denied")
         if denied:
             names = ", ".join(name.decode() for name in denied)
             raise StoreReadOnly(f"Redis does not let this user write: {names} under {self._prefix.decode()!r}")

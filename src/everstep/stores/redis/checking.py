@@ -27,12 +27,12 @@ from everstep.stores.redis.items import (
     pack_facts,
     pairs,
     raw_writes,
-    unpack_commons,
     unpack_facts,
     unpack_hidden,
     unpack_item,
     unpack_log,
     unpack_segment,
+    unpack_shared_states,
 )
 from everstep.stores.redis.plan import LineState
 from everstep.stores.transaction import now_micros
@@ -227,7 +227,7 @@ class Bucket:
         yield from self._began(thread_id, line, index)
         yield from self._line_ids(thread_id, line, index)
 
-    # The server changes while it is looked at: what seems to be wrong is asked for once more before it is told.
+    # The server changes while it is looked at: what seems to be wrong is asked for once more before it is reported.
 
     def _line_items(self, thread_id: str, line: str, index: set[bytes], items: set[bytes]) -> Iterator[Problem]:
         """Compare the index of a line with the checkpoints that are there."""
@@ -280,12 +280,12 @@ class Bucket:
             return
         item = self._ask("GET", f"thread:{line_name(thread_id, namespace)}:item:".encode() + name)
         if item is None:
-            # It is told as missing elsewhere.
+            # That it is missing is reported elsewhere.
             return
         try:
             stored = unpack_item(item, Key(thread_id, namespace, state.checkpoint_id), int(float(index[name])), "")
         except CheckpointCorrupted:
-            # It is told by those who read it.
+            # Whoever reads it reports that.
             return
         if stored.digest.hex() != state.digest:
             state.set(stored, head_was_moved=state.head_was_moved)
@@ -304,7 +304,10 @@ class Bucket:
     def _began(self, thread_id: str, line: str, index: dict[bytes, bytes]) -> Iterator[Problem]:
         counts = self._hash(f"{line}:began")
         named = line.removeprefix("thread:").encode()
-        expected = {name: count for (of, name), count in self._branches.items() if of == named and name in index}
+        expected: dict[bytes, int] = {}
+        for (of, name), count in self._branches.items():
+            if of == named and name in index:
+                expected[name] = count
         for name in sorted(set(counts) | set(expected)):
             if int(counts.get(name, b"0")) != expected.get(name, 0):
                 fix: list[tuple[Any, ...]] = [("HDEL", f"{line}:began", name)]
@@ -332,7 +335,7 @@ class Bucket:
                 read_segment = partial(_read_segment, segment, value)
                 yield from self._checked(_family(family, ":segments"), segment, "segment", None, read_segment)
             for field, value in self._hash(_family(family, ":shared_states")).items():
-                read_state = partial(_read_common, field, value)
+                read_state = partial(_read_shared_state, field, value)
                 yield from self._checked(_family(family, ":shared_states"), field, "shared state", None, read_state)
 
     def _unreadable_of_thread(self, name: bytes) -> Iterator[Problem]:
@@ -355,9 +358,7 @@ class Bucket:
         try:
             read()
         except (CheckpointCorrupted, ValueError, TypeError, IndexError, KeyError) as exc:
-            owner: str | None = None
-            if name is not None:
-                owner = _name(name)
+            owner = _name(name) if name is not None else None
             yield self._problem(kind, f"it cannot be read: {exc}", owner, None, [("HDEL", key, field)])
 
     def stored(self, command: Sequence[Any]) -> Lost | None:
@@ -399,9 +400,7 @@ class Bucket:
                 yield self._problem("index", what, _text(name), None, [add])
         for name in sorted(held - names):
             if not self._has(name):
-                verb = "ZREM"
-                if listing == "facts":
-                    verb = "HDEL"
+                verb = "HDEL" if listing == "facts" else "ZREM"
                 what = f"{listing} lists a thread that is not there"
                 yield self._problem("index", what, _text(name), None, [(verb, listing, name)])
 
@@ -490,10 +489,10 @@ def _read_segment(segment: bytes, value: bytes) -> None:
     unpack_segment(int(segment), value)
 
 
-def _read_common(field: bytes, value: bytes) -> None:
+def _read_shared_state(field: bytes, value: bytes) -> None:
     seq, size, names = field.split(b" ", 2)
     one = names[: int(size)].decode()
-    (states,) = unpack_commons([field, value], one).values()
+    (states,) = unpack_shared_states([field, value], one).values()
     if states[0].place.seq != int(seq):
         raise CheckpointCorrupted("it has another number")
 

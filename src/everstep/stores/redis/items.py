@@ -1,7 +1,7 @@
 """Checkpoints, hidden stretches, writes and objects as the bytes that the Redis store keeps. Pure.
 
 A checkpoint is readable JSON. It is read back by packing what was read: if that does not give the checksum it was
-written with, it is damaged. What the script looks at stands first, in this order: see `parse` in redis-1.lua.
+written with, it is damaged. What the script looks at comes first, in this order: see `parse` in redis-1.lua.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ from everstep.stores import records
 from everstep.stores.facts import EVERYTHING
 from everstep.stores.protocol import Hidden, Key, Object, Operation, Place, Record, SharedState, Stored, Write
 from everstep.stores.records import digest as digest_of
-from everstep.stores.records import (
-    pack_operation,
-    pack_record,
-    record_digest,
-    unpack_operation,
-)
+from everstep.stores.records import pack_operation, pack_record, record_digest, unpack_operation
 from everstep.stores.transaction import Packed
 from everstep.values import codec
 
@@ -130,7 +125,7 @@ def unpack_item(
             children = bytes.fromhex(shown["children"])
             body = b64decode(shown["root"], validate=True)
         else:
-            # The script has cut the root off, which stands last, and with it the brace that ends the object.
+            # The script has cut the root off, which comes last, and with it the brace that ends the object.
             shown = json.loads(item + b"}")
         record = Record(
             Key(shown["thread_id"], shown["namespace"], shown["checkpoint_id"]),
@@ -149,7 +144,7 @@ def unpack_item(
             shown.get("repeats"),
         )
         digest = bytes.fromhex(shown["digest"])
-        # Packed again: the digest is that of the common form, whatever a store keeps.
+        # Packed again: the digest is made of the common form, whatever a store keeps.
         info, root = pack_record(record)
         segment = shown["segment"] or seq
         added = shown["added"]
@@ -157,7 +152,7 @@ def unpack_item(
         raise _corrupted(f"the checkpoint's item cannot be decoded: {exc}", key) from exc
     except CheckpointCorrupted as exc:
         raise exc.located(key.thread_id, key.checkpoint_id) from exc
-    # The first half of a digest is that of the record without its root.
+    # The first half of a digest is made of the record without its root.
     size = len(digest)
     if not whole:
         size //= 2
@@ -212,9 +207,7 @@ def pack_hidden(hidden: Hidden) -> bytes:
     """Return a stretch as the script reads it; a segment of 0 means all of them."""
     namespace = hidden.namespace.encode()
     writes_of = (hidden.writes_of or "").encode()
-    kind = "c"
-    if hidden.writes_of is not None:
-        kind = "w"
+    kind = "w" if hidden.writes_of is not None else "c"
     first = f"{hidden.after} {hidden.to} {hidden.segment or 0} {hidden.operation} {kind} {len(namespace)} "
     stretch = first.encode() + namespace + writes_of
     return b"%b %b" % (digest_of(stretch).hex().encode(), stretch)
@@ -258,9 +251,7 @@ def unpack_segment(segment: int, value: bytes) -> tuple[bytes, tuple[Place, ...]
 
 def pack_log(operation: Operation, seq: int) -> bytes:
     """Return an operation and whether it is undone; one wrong bit does not turn the one mark into the other."""
-    mark = b"-"
-    if operation.undone:
-        mark = b"u"
+    mark = b"u" if operation.undone else b"-"
     return mark + pack_operation(operation, seq)
 
 
@@ -308,23 +299,21 @@ def raw_writes(checkpoint_id: str, flat: Sequence[bytes]) -> list[Write]:
 # -- common states
 
 
-def unpack_commons(flat: Sequence[bytes], thread_id: str) -> dict[str, list[SharedState]]:
+def unpack_shared_states(flat: Sequence[bytes], thread_id: str) -> dict[str, list[SharedState]]:
     """Return what a thread has in common with others, the oldest first."""
     entries: list[tuple[int, str, SharedState]] = []
     for field, value in pairs(flat):
         seq, size, names = field.split(b" ", 2)
         one = names[: int(size)].decode()
         two = names[int(size) :].decode()
-        # The family keeps those of all its threads together.
+        # The family keeps the shared states of all its threads together.
         if thread_id not in (one, two):
             continue
-        other = one
-        if one == thread_id:
-            other = two
+        other = two if one == thread_id else one
         length, rest = value.split(b" ", 1)
         children = rest[: int(length)]
         data = rest[int(length) :]
-        entries.append((int(seq), other, records.unpack_common(data, children, one, two)))
+        entries.append((int(seq), other, records.unpack_shared_state(data, children, one, two)))
     found: dict[str, list[SharedState]] = {}
     for _, other, common in sorted(entries, key=lambda entry: entry[0]):
         found.setdefault(other, []).append(common)

@@ -1,7 +1,7 @@
 """Talking to Redis or Valkey: one server or a cluster, one script, deadlines, and every driver error translated.
 
 The driver connects, authenticates and speaks the protocol; its own retries are off, because only the store knows what
-may be sent twice. A call that was sent and not answered raises `Lost`.
+may be sent twice. A call that was sent and not answered raises `AnswerLost`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from everstep.runtime import forks
 from everstep.runtime.calls import tried_again
 from everstep.stores.open_files import too_many_behind
 from everstep.stores.redis.items import pairs
@@ -59,7 +60,7 @@ _REFUSALS = (redis.AuthenticationError, redis.exceptions.AuthorizationError, red
 Address = tuple[str, int]
 
 
-class Lost(Exception):
+class AnswerLost(Exception):
     """A call was sent, but its answer did not come: it may have been done."""
 
 
@@ -77,6 +78,8 @@ class NotReplicated(Unsure):
 class Link:
     """The connections of one store in one process."""
 
+    fork_order = 1
+
     def __init__(self, url: str, timeout_seconds: float, wait_replicas: int, allow_eviction: bool) -> None:
         self._replicas = wait_replicas
         self._allow_eviction = allow_eviction
@@ -86,6 +89,7 @@ class Link:
         self._pools: dict[Address, _Pool] = {}
         self._slots: list[tuple[int, int, Address]] = []
         self._closed = False
+        forks.register(self)
 
     @property
     def address(self) -> str:
@@ -125,7 +129,7 @@ class Link:
     def run(self, base: bytes, args: Sequence[Any], deadline: float, *, writes: bool = False) -> Any:
         """Run a script, named by the first argument, on a bucket.
 
-        What was not sent is tried again; what was, raises Lost. A change is confirmed by as many replicas as the
+        What was not sent is tried again; what was, raises AnswerLost. A change is confirmed by as many replicas as the
         store asks for, or raises NotReplicated.
         """
         text, sha = script(args[0])
@@ -159,7 +163,7 @@ class Link:
     def run_many(self, verb: str, calls: Sequence[tuple[bytes, Sequence[Any]]], deadline: float) -> list[Any]:
         """Run a script on many buckets, each with its arguments, in few round trips.
 
-        Where that gave no answer an error stands for it: ask again with `run`.
+        Where that gave no answer there is an error in its place: ask again with `run`.
         """
         text, sha = script(verb)
         groups: dict[int, tuple[_Pool, list[int]]] = {}
@@ -179,7 +183,7 @@ class Link:
                 commands[0] = (b"EVAL", text, *commands[0][2:])
                 try:
                     found = self._exchange(pool, commands, _patience(deadline))
-                except (Lost, redis.RedisError, OSError) as exc:
+                except (AnswerLost, redis.RedisError, OSError) as exc:
                     found = [exc] * len(part)
                 for n, reply in zip(part, found, strict=True):
                     replies[n] = reply
@@ -201,12 +205,12 @@ class Link:
         found: list[Any]
         try:
             found = self._exchange(self._pool_of(bases[0], deadline), commands, _patience(deadline))
-        except (Lost, redis.RedisError, OSError) as exc:
+        except (AnswerLost, redis.RedisError, OSError) as exc:
             found = [exc] * len(commands)
         replies: list[Any] = []
         for group, reply in zip(groups, found, strict=True):
             if isinstance(reply, Exception):
-                # It stands for the answer of each bucket.
+                # It takes the place of the answer of each bucket.
                 reply = [reply] * len(group)
             replies += reply
         return replies
@@ -254,9 +258,7 @@ class Link:
             until = _patience(deadline)
             # The server ends a WAIT up to a tenth of a second late.
             wait_ms = max(1, int((until - time.monotonic()) * 900) - 150)
-            sent = commands
-            if is_confirmed:
-                sent = [*commands, (b"WAIT", self._replicas, wait_ms)]
+            sent = [*commands, (b"WAIT", self._replicas, wait_ms)] if is_confirmed else commands
             trouble: Exception | None = None
             replies: list[Any] = []
             try:
@@ -299,7 +301,7 @@ class Link:
         return isinstance(trouble, kinds)
 
     def _exchange(self, pool: _Pool, commands: Sequence[tuple[Any, ...]], until: float) -> list[Any]:
-        """Return the answers, errors included, or raise Lost. Any other error means that nothing was sent."""
+        """Return the answers, errors included, or raise AnswerLost. Any other error means that nothing was sent."""
         connection = pool.take(until)
         replies: list[Any] = []
         try:
@@ -314,7 +316,7 @@ class Link:
             connection.disconnect()
             with self._lock:
                 self._slots = []
-            raise Lost from exc
+            raise AnswerLost from exc
         except BaseException:
             # Nobody knows what it would answer next.
             connection.disconnect()
@@ -377,7 +379,7 @@ class Link:
         """Return what a node says of the slots, or what is the matter with it."""
         try:
             return self._exchange(self._pool(address), [(b"CLUSTER", b"SLOTS")], until)[0]
-        except Lost as exc:
+        except AnswerLost as exc:
             if isinstance(exc.__cause__, Exception):
                 return exc.__cause__
             return exc
@@ -451,7 +453,7 @@ def _parsed(url: str, timeout_seconds: float) -> tuple[list[Address], bool, dict
             "the password are written as %XX"
         )
     addresses, found, path = parts
-    # The path of a unix:// URL is that of a file.
+    # The path of a unix:// URL names a file.
     if scheme != "unix":
         _check_path(path)
     _check_options(found)
@@ -599,7 +601,7 @@ def translated(*, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         raise
     except passed:
         raise
-    except Lost as exc:
+    except AnswerLost as exc:
         raise StoreUnavailable("Redis did not answer in time; try again") from exc.__cause__
     except redis.exceptions.OutOfMemoryError as exc:
         raise StoreFull(f"the Redis server has no memory left (maxmemory); nothing was written ({exc})") from exc

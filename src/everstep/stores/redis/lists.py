@@ -11,7 +11,7 @@ from everstep.stores.records import matches
 from everstep.stores.redis.items import unpack_item
 
 
-class Row(NamedTuple):
+class ListRow(NamedTuple):
     """A line of a list, before its checkpoint is unpacked."""
 
     seq: int
@@ -34,12 +34,12 @@ class Row(NamedTuple):
         return bool(self.marks & 4)
 
 
-def page_rows(thread_id: str, namespace: str, reply: Sequence[Any]) -> list[Row]:
+def page_rows(thread_id: str, namespace: str, reply: Sequence[Any]) -> list[ListRow]:
     """Return the rows of a page that a script gave."""
     family = reply[1].decode()
     flat = reply[2]
     return [
-        Row(number(flat[n + 1]), Key(thread_id, namespace, flat[n].decode()), flat[n + 2], flat[n + 3], family)
+        ListRow(number(flat[n + 1]), Key(thread_id, namespace, flat[n].decode()), flat[n + 2], flat[n + 3], family)
         for n in range(0, len(flat), 4)
     ]
 
@@ -55,8 +55,8 @@ def range_of(query: Query) -> tuple[str, str]:
 _FIRST = re.compile(rb'{"digest":"[0-9a-f]+","added":\d+,"segment":(\d+),"step":(-?\d+),')
 
 
-def _first(row: Row) -> tuple[int, int]:
-    """Return segment and step, which stand first in an item."""
+def _first(row: ListRow) -> tuple[int, int]:
+    """Return segment and step, which come first in an item."""
     found = _FIRST.match(row.item)
     if found is None:
         # This says what is wrong with it.
@@ -65,12 +65,12 @@ def _first(row: Row) -> tuple[int, int]:
     return int(found[1]) or row.seq, int(found[2])
 
 
-def listed(row: Row) -> Stored:
+def listed(row: ListRow) -> Stored:
     """Return a row as callers see it."""
     return unpack_item(row.item, row.key, row.seq, row.family, pinned=row.is_pinned, hidden=row.is_hidden, whole=False)
 
 
-def is_asked_for(query: Query, row: Row, wanted: dict[str, bytes]) -> bool:
+def is_asked_for(query: Query, row: ListRow, wanted: dict[str, bytes]) -> bool:
     """Whether a query asks for this row."""
     if not _is_in_range(query, row) or not _is_in_segment(query, row):
         return False
@@ -85,7 +85,7 @@ def is_asked_for(query: Query, row: Row, wanted: dict[str, bytes]) -> bool:
     return matches(stored.record.metadata, wanted)
 
 
-def _is_in_range(query: Query, row: Row) -> bool:
+def _is_in_range(query: Query, row: ListRow) -> bool:
     if query.before_id is not None and row.key.checkpoint_id >= query.before_id:
         return False
     if query.before_seq is not None and row.seq >= query.before_seq:
@@ -95,7 +95,7 @@ def _is_in_range(query: Query, row: Row) -> bool:
     return query.protected is None or row.is_protected == query.protected
 
 
-def _is_in_segment(query: Query, row: Row) -> bool:
+def _is_in_segment(query: Query, row: ListRow) -> bool:
     if query.step_max is None and query.segment is None:
         return True
     segment, step = _first(row)

@@ -9,7 +9,7 @@ from typing import Any
 
 from everstep.errors import StoreError
 from everstep.reports import Finding
-from everstep.stores.inspection import Lost as LostRow
+from everstep.stores.inspection import Lost
 from everstep.stores.protocol import Key
 from everstep.stores.redis.calls import encoded
 from everstep.stores.redis.checking import Bucket, Problem
@@ -26,14 +26,18 @@ class Mending(Deleting):
 
     def send_raw(self, bucket: int, command: str, key: str | bytes, *args: Any) -> Any:
         """Send a command about one key of a bucket, and return its answer; none of the scripts is asked."""
-        at = time.monotonic() + self._link.timeout_seconds
         if isinstance(key, str):
             key = key.encode()
-        return self._send(at, self._base(bucket) + key, command.encode(), *encoded(args))
+        name = self._base(bucket) + key
+        return self.do(lambda _: self._send(name, command.encode(), *encoded(args)), self._soon())
 
-    def buckets(self, at: float) -> Iterator[Bucket]:
+    def _soon(self) -> float:
+        """Return when a call must be done that has the time of one: to look at a large store takes longer in all."""
+        return time.monotonic() + self._link.timeout_seconds
+
+    def buckets(self) -> Iterator[Bucket]:
         """Look at the names of all keys, and yield the buckets that they are in."""
-        self._check_server(at)
+        self._check_server()
         keys: dict[int, list[bytes]] = {}
         pattern = re.compile(re.escape(self._prefix) + rb"\{(\d+)\}:(.*)", re.DOTALL)
         match = literally(self._prefix.decode()).encode() + b"{*"
@@ -49,27 +53,27 @@ class Mending(Deleting):
     def _alias_of(self, thread_id: str) -> bytes:
         return self.send_raw(bucket_of(thread_id), "GET", f"alias:{escaped(thread_id)}") or b""
 
-    def every_name(self, at: float) -> list[str]:
+    def every_name(self) -> list[str]:
         found: set[str] = set()
-        for bucket in self.buckets(at):
+        for bucket in self.buckets():
             found |= bucket.names()
         return sorted(found)
 
-    def problems(self, at: float) -> list[Problem]:
+    def problems(self) -> list[Problem]:
         found: list[Problem] = []
-        for bucket in self.buckets(at):
+        for bucket in self.buckets():
             try:
                 found += bucket.problems()
             except (StoreError, ValueError, TypeError) as exc:  # a key of another type than it should have
                 found.append(Problem(Finding("row", f"a bucket cannot be read: {exc}", None, None, ()), (), 0))
         return found
 
-    def mend(self, at: float, *, dry_run: bool) -> list[LostRow]:
+    def mend(self, *, dry_run: bool) -> list[Lost]:
         """Put right what can be, until nothing more is found, and return what went."""
-        lost: list[LostRow] = []
+        lost: list[Lost] = []
         for _ in range(_MENDING_ROUNDS):
             done = 0
-            for bucket in self.buckets(at):
+            for bucket in self.buckets():
                 for problem in [*bucket.unreadable(), *bucket.problems()]:
                     for command in problem.fix:
                         kept = bucket.stored(command)
@@ -80,23 +84,23 @@ class Mending(Deleting):
                             done += 1
                 if not dry_run:
                     for thread_id in bucket.thread_ids():
-                        # Each thread has the time of one call: a repair of a large store takes longer than
-                        # that in all.
-                        at = time.monotonic() + self._link.timeout_seconds
-                        self._call(bucket.number, at, "mend", thread_id, writes=True)
+                        self._mend_thread(bucket.number, thread_id)
             if not done:
                 break
         self._heads.clear()
         return lost
 
-    def stored_rows(self, keys: Sequence[Key], at: float) -> list[LostRow]:
-        found: list[LostRow] = []
+    def _mend_thread(self, bucket: int, thread_id: str) -> None:
+        self.do(lambda _: self._call(bucket, "mend", thread_id, writes=True), self._soon())
+
+    def stored_rows(self, keys: Sequence[Key]) -> list[Lost]:
+        found: list[Lost] = []
         if not keys:
             return found
-        for bucket, held in self._everywhere(at, "has", keys[0].thread_id):
+        for bucket, held in self._everywhere("has", keys[0].thread_id):
             if not held:
                 continue
             for key in keys:
                 item = self.send_raw(bucket, "GET", f"thread:{line_name(*key[:2])}:item:{key.checkpoint_id}")
-                found.append(LostRow("a checkpoint", *key, stored=item))
+                found.append(Lost("a checkpoint", *key, stored=item))
         return found

@@ -1,8 +1,8 @@
 """A change of the Redis store, planned on what was read and then sent as one call.
 
-`Plan` implements `transaction.Transaction`, on which `apply` works: what it reads comes from the server and is noted as
-a check, what it writes is noted as commands. The script makes the checks and carries out the commands at once; if
-something has changed meanwhile it does nothing, and the plan is made anew.
+`CommitPlan` implements what `transaction.apply` works on, and `adopt.Plan` adds what comes from other stores. What it
+reads comes from the server and is noted as a check, what it writes is noted as commands. The script makes the checks
+and carries out the commands at once; if something has changed meanwhile it does nothing, and the plan is made anew.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from everstep.stores.protocol import (
     Stored,
     Write,
 )
-from everstep.stores.records import pack_common, pack_origin
-from everstep.stores.redis.adopt import Adopting
+from everstep.stores.records import pack_origin, pack_shared_state
 from everstep.stores.redis.items import (
     bucket_of,
     escaped,
@@ -87,9 +86,7 @@ class _Seen:
 
     @property
     def family(self) -> str | None:
-        if not self.fields:
-            return None
-        return self.fields[b"family"].decode()
+        return self.fields[b"family"].decode() if self.fields else None
 
 
 class LineState:
@@ -126,13 +123,11 @@ class LineState:
 
     @property
     def raw(self) -> bytes:
-        mark = "-"
-        if self.head_was_moved:
-            mark = "t"
+        mark = "t" if self.head_was_moved else "-"
         return f"{self.generation} {mark} {self.digest or '-'} {self.checkpoint_id}".encode()
 
 
-class Plan(Adopting):
+class CommitPlan:
     """One change of one family."""
 
     def __init__(self, script: Script, bucket: int, life_ms: int, home: str) -> None:
@@ -154,7 +149,7 @@ class Plan(Adopting):
         self._pruned: Sequence[int] = ()
         self._family: str | None = None
         self._new_family_number = 0
-        self._runs_kept: dict[int, tuple[str, Sequence[Place]]] = {}
+        self._segments_kept: dict[int, tuple[str, Sequence[Place]]] = {}
         self.generations: dict[tuple[str, str], tuple[str, int]] = {}
         """Family and generation of the lines that were read."""
         self.created: list[str] = []
@@ -168,7 +163,7 @@ class Plan(Adopting):
                 version = self._look(thread).fields.get(b"version", b"")
                 self._check("field", f"thread:{escaped(thread)}:heads", b"version", version)
             self._do("HINCRBY", f"thread:{escaped(thread)}:heads", "version", 1)
-        for segment, (line, follows) in self._runs_kept.items():
+        for segment, (line, follows) in self._segments_kept.items():
             self._do("HSET", f"family:{self._family}:segments", segment, pack_segment(line, segment, follows))
         for thread, name in sorted(self._moved):
             self._do("HSET", f"thread:{escaped(thread)}:heads", "@" + name, self._lines[thread, name].raw)
@@ -297,9 +292,7 @@ class Plan(Adopting):
     def is_undone(self, thread_id: str, seq: int) -> bool | None:
         self._check_version(thread_id)
         found = self._script("get", "HGET", f"thread:{escaped(thread_id)}:log", seq)
-        if found is None:
-            return None
-        return unpack_log(found, seq).undone
+        return unpack_log(found, seq).undone if found is not None else None
 
     def _check(self, kind: str, key: str, field: bytes, expected: bytes) -> None:
         # The first one counts: it is what was read, and later ones may be about what this plan has done.
@@ -378,9 +371,7 @@ class Plan(Adopting):
     def insert(self, line: Line, packed: Packed, segment: int | None, added_bytes: int, *, is_head: bool) -> Stored:
         record = packed.record
         seq = self._number()
-        known: Record | None = None
-        if line.head is not None:
-            known = line.head.record
+        known = line.head.record if line.head is not None else None
         self._note(line.thread_id, record, known)
         name = f"thread:{line_name(line.thread_id, line.namespace)}"
         self._put_item(record.key, pack_item(packed, segment or 0, added_bytes))
@@ -418,7 +409,7 @@ class Plan(Adopting):
         else:
             self._do("SET", name, item)
 
-    def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
+    def add_segment(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         name = line_name(line.thread_id, line.namespace)
         self._do("HSET", f"family:{line.family}:segments", segment, pack_segment(name, segment, follows))
 
@@ -456,7 +447,7 @@ class Plan(Adopting):
         self._do("HINCRBY", f"thread:{line_name(key.thread_id, key.namespace)}:began", key.checkpoint_id, 1)
         self._changed.add(thread_id)
 
-    def set_common(self, thread_id: str, other: str, common: SharedState) -> None:
+    def set_shared_state(self, thread_id: str, other: str, common: SharedState) -> None:
         one, two = sorted((thread_id, other))
         first = f"{len(one.encode())} {one}{two}"
         family = self._look(thread_id).family
@@ -471,15 +462,13 @@ class Plan(Adopting):
             self._do("HDEL", f"family:{family}:shared_states", f"{dropped} {first}")
         if common.place.seq in kept:
             children = common.root.children
-            value = b"%d %b%b" % (len(children), children, pack_common(common, one, two))
+            value = b"%d %b%b" % (len(children), children, pack_shared_state(common, one, two))
             self._do("HSET", f"family:{family}:shared_states", f"{common.place.seq} {first}", value)
         self._changed.update((thread_id, other))
 
     def set_pinned(self, stored: Stored, pinned: bool) -> None:
         key = stored.record.key
-        command = "SREM"
-        if pinned:
-            command = "SADD"
+        command = "SADD" if pinned else "SREM"
         self._do(command, f"thread:{line_name(key.thread_id, key.namespace)}:pins", key.checkpoint_id)
         self._changed.add(key.thread_id)
 
@@ -519,9 +508,7 @@ class Plan(Adopting):
         name = f"thread:{line_name(line.thread_id, line.namespace)}"
         field, value = pack_write(checkpoint_id, write)
         # Special writes, whose numbers are negative, replace one another; of others the first one counts.
-        command = "HSETNX"
-        if write.idx < 0:
-            command = "HSET"
+        command = "HSET" if write.idx < 0 else "HSETNX"
         self._do(command, f"{name}:writes:{checkpoint_id}", field, b"%d %b" % (self._number(), value))
         self._do("SADD", f"{name}:written", checkpoint_id)
 

@@ -242,19 +242,10 @@ local function cover_again(thread)
   for field, stretches in pairs(fields) do put_covers(thread, field, union(stretches)) end
 end
 
--- Make the covers of a thread that an earlier version hid something of: that one noted three sizes, or none. Returns
--- whether it did.
-local function cover_old(thread, noted, found)
-  if noted and not (string.match(noted, "^%d+ %d+ %d+$") and string.find(found, noted .. " ", 1, true) == 1) then return false end
-  if call("EXISTS", thread .. ":hidden") == 1 then cover_again(thread) end
-  if noted then note_sizes(thread) end
-  return true
-end
-
 -- What is wrong with the keys of a thread that is there, if they are not as they were noted.
 local function damage_of(thread)
   local noted, found = call("HGET", thread .. ":heads", "sizes"), sizes_of(thread)
-  if noted == found or cover_old(thread, noted, found) then return nil end
+  if not noted or noted == found then return nil end
   return "keys or fields of the thread are lost: " .. noted .. " are not " .. found
 end
 
@@ -1683,7 +1674,7 @@ function verbs.vanished()
 end
 
 -- The segments of a line that began after a number, but for those that are hidden.
-function verbs.line_runs()
+function verbs.line_segments()
   local name, namespace, after, segments = take(), take(), tonumber(take()), {}
   local family = alive(name)
   if not family then return absent(name) end
@@ -1716,7 +1707,7 @@ end
 
 -- A thread, or every thread of its family: name, origin, whether something is hidden, and of each line the namespace,
 -- the line itself, the highest seq and how many checkpoints it has.
-function verbs.kin()
+function verbs.family_lines()
   local name, wants_all = take(), take()
   local family_name = alive(name)
   if not family_name then return absent(name) end

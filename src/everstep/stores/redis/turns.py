@@ -13,7 +13,7 @@ from everstep.errors import StoreError, StoreUnavailable
 from everstep.runtime.calls import tried_again
 from everstep.stores.protocol import Loaded
 from everstep.stores.redis.calls import encoded
-from everstep.stores.redis.link import Link, Lost, translated
+from everstep.stores.redis.link import AnswerLost, Link, translated
 from everstep.stores.redis.reading import Reading
 from everstep.stores.waiting import Rhythm, Waiting
 
@@ -23,7 +23,7 @@ _TURN_FACTOR = 4
 _LOOK_SECONDS = 0.1
 """Whoever waits for a turn is told when it is there, and looks so often in case that was lost."""
 _RHYTHM = Rhythm(early=(0.0003, 0.001), late=(0.002, 0.004), late_after=0.005)
-"""To look whether another writer's turn is over, before one gets in line: that of a near one takes a millisecond."""
+"""How often to look whether another's turn is over, before one gets in line: a near writer needs a millisecond."""
 _PASSED_MAX = 6
 _PASSED_SECONDS = 0.5
 """Whoever so many changes of others came before, or who has waited so long, gets in line. Sooner would be of no use: to
@@ -58,7 +58,7 @@ class Turn:
 
 
 class _Waiter:
-    """Where a writer stands that waits for a turn: it looks again and again, and gets in line if others are faster."""
+    """A writer that waits for a turn: it looks again and again, and gets in line if others are faster."""
 
     def __init__(self, deadline: float) -> None:
         self._waiting = Waiting(_RHYTHM, deadline)
@@ -83,18 +83,17 @@ class _Waiter:
 class Turns:
     """The turn that a change is made in: one that was given with it, or its own."""
 
-    def __init__(self, server: TakingTurns, home: str, at: float, turn: Turn | None = None) -> None:
+    def __init__(self, server: TakingTurns, home: str, turn: Turn | None = None) -> None:
         """`home` is a thread of the family."""
         self._server = server
         self._home = home
-        self._at = at
         self.turn = turn
         self.own: list[Turn] = []
 
     def take(self, seconds: float) -> None:
         """Get in line, for work that takes so long. What was had before is over."""
         self.end()
-        self.turn = self._server.take_turn(self._home, seconds, self._at)
+        self.turn = self._server.take_turn(self._home, seconds)
         if self.turn is not None:
             self.own.append(self.turn)
 
@@ -107,7 +106,7 @@ class Turns:
         """Let others go on, if its own turn was not used."""
         for turn in self.own:
             if not turn.is_used:
-                self._server.end_turn(turn, self._at)
+                self._server.end_turn(turn)
         self.own = []
 
 
@@ -119,27 +118,27 @@ class TakingTurns(Reading):
         self._round_trip_seconds = math.inf
         """The quickest so far, of those that ask for a turn: others were held up by something."""
 
-    def take_turn(self, thread_id: str, seconds: float, at: float) -> Turn | None:
+    def take_turn(self, thread_id: str, seconds: float) -> Turn | None:
         """Wait for a turn in a thread's family, for work that takes so long; None: there is no such thread.
 
         Nobody is passed by others for long: then they get in line, where whoever came first is served first.
         """
-        self._check_allowed(at)
+        self._check_allowed()
         turn = Turn()
         line = thread_id, ""
-        place = _Waiter(at)
+        place = _Waiter(self._deadline.at)
         # Who is far loses to every near writer that looks more often.
         if self._round_trip_seconds > _FAR_SECONDS:
             turn.must_wait()
         while True:
             since = self._heads.get(line)
-            args = _turn_arguments(turn, thread_id, seconds, at)
-            reply = self._ask_for_turn(turn, place, args, at)
+            args = _turn_arguments(turn, thread_id, seconds, self._deadline.at)
+            reply = self._ask_for_turn(turn, place, args)
             if reply is None:
                 return None
             if reply[0] == b"done":
                 turn.family = reply[1].decode()
-                turn.head = self._read(line, turn.bucket, reply[2], since, at, is_head=True)
+                turn.head = self._read(line, turn.bucket, reply[2], since, is_head=True)
                 return turn
             turn.family = reply[2].decode()
             is_in_line = reply[4] == b"1"
@@ -150,40 +149,40 @@ class TakingTurns(Reading):
             else:
                 place.wait(reply[1] / 1000)
 
-    def _ask_for_turn(self, turn: Turn, place: _Waiter, args: Sequence[Any], at: float) -> Any:
+    def _ask_for_turn(self, turn: Turn, place: _Waiter, args: Sequence[Any]) -> Any:
         """Ask for a turn, when it is told that it is there or at once; None: there is no such thread."""
         if place.told_in is not None:
-            reply = self._call_when_told(turn, place.told_in, args, at)
+            reply = self._call_when_told(turn, place.told_in, args)
             if reply is not None and reply[0] != b"absent":
                 return reply
         asked = time.monotonic()
-        found = self._ask(at, *args)
+        found = self._ask(*args)
         self._round_trip_seconds = min(self._round_trip_seconds, time.monotonic() - asked)
         if found is None:
             return None
         turn.bucket, reply = found
         return reply
 
-    def _call_when_told(self, turn: Turn, seconds: float, args: Sequence[Any], at: float) -> Any:
+    def _call_when_told(self, turn: Turn, seconds: float, args: Sequence[Any]) -> Any:
         """Ask for a turn again when it is there, or when the one before must be over; None: the answer was lost."""
         base = self._base(turn.bucket)
         key = b"%bfamily:%b:turn:%b" % (base, turn.family.encode(), turn.token.encode())
-        with translated(but=(Lost,)):
+        with translated(but=(AnswerLost,)):
             try:
-                return self._link.run_when(base, key, seconds, [args[0], *encoded(args[1:])], at)
-            except Lost:
+                return self._link.run_when(base, key, seconds, [args[0], *encoded(args[1:])], self._deadline.at)
+            except AnswerLost:
                 tried_again("an answer of Redis was lost")
                 return None
 
-    def end_turn(self, turn: Turn, at: float) -> None:
+    def end_turn(self, turn: Turn) -> None:
         """Let others go on. What fails here ends by itself."""
         with contextlib.suppress(StoreError):
-            self._call(turn.bucket, at, "end_turn", turn.family, turn.token)
+            self._call(turn.bucket, "end_turn", turn.family, turn.token)
 
 
-def _turn_arguments(turn: Turn, thread_id: str, seconds: float, at: float) -> tuple[Any, ...]:
+def _turn_arguments(turn: Turn, thread_id: str, seconds: float, deadline: float) -> tuple[Any, ...]:
     """Return what to ask a turn by, for work that takes so long."""
-    left = at - time.monotonic()
+    left = deadline - time.monotonic()
     if left <= 0:
         raise StoreUnavailable("other writers had their turns for too long; nothing was written, try again")
     lasting = min(max(seconds * _TURN_FACTOR, _TURN_SECONDS_MIN), left)

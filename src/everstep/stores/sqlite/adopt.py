@@ -1,4 +1,4 @@
-"""SQL for histories that come from another store, or go to one: see `transaction.adopt`."""
+"""SQL for histories that come from another store, or go to one: see `adoption.adopt`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Adopting(Removing):
             hidden,
             self.operations(thread_id, -1)[::-1],
             self._raw_writes(ref, thread_id),
-            self._commons(ref, thread_id),
+            self._shared_states_of(ref, thread_id),
             note or b"",
             self._family_threads(family) if family_threads else [],
         )
@@ -166,7 +166,7 @@ class Adopting(Removing):
             self._execute("UPDATE lines SET total = total + 1 WHERE id = ?", (line,))
             self._note(line, new_facts(record, None))
 
-    def keep_runs(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
+    def keep_segments(self, family: str, segments: Mapping[int, Sequence[Place]]) -> None:
         self._connection.executemany(
             """INSERT INTO segments (family, segment, data) VALUES (?, ?, ?)
                ON CONFLICT DO UPDATE SET data = excluded.data""",
@@ -199,7 +199,7 @@ class Adopting(Removing):
         self._execute("UPDATE checkpoints SET branches = branches + 1 WHERE seq = ?", (raw.began,))
         for other, shared_states in raw.shared_states.items():
             if self.family(other) == family:
-                self._restore_commons(raw.thread_id, other, shared_states)
+                self._restore_shared_states(raw.thread_id, other, shared_states)
 
     def _restore_lines(self, thread: int, family: int, raw: RawThread, lines: Mapping[str, int]) -> None:
         """Set what hangs on the namespaces of a thread, and remove those it does not have."""
@@ -244,14 +244,14 @@ class Adopting(Removing):
                 self._remove(line, "?", True)
                 self._execute("DELETE FROM lines WHERE id = ?", (line,))
 
-    def _restore_commons(self, thread_id: str, other: str, shared_states: Sequence[SharedState]) -> None:
+    def _restore_shared_states(self, thread_id: str, other: str, shared_states: Sequence[SharedState]) -> None:
         low, high = (
             row[0]
             for row in self._execute("SELECT id FROM threads WHERE name IN (?, ?) ORDER BY id", (thread_id, other))
         )
         self._execute("DELETE FROM shared_states WHERE low = ? AND high = ?", (low, high))
         for common in shared_states:
-            self.set_common(thread_id, other, common)
+            self.set_shared_state(thread_id, other, common)
 
 
 def _write_row(line: int, checkpoint_id: str, write: Write) -> tuple[Any, ...]:

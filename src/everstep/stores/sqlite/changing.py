@@ -7,7 +7,7 @@ from typing import Any
 
 from everstep.stores.facts import Fact, kept, new_facts
 from everstep.stores.protocol import SHARED_STATES_MAX, Hidden, Object, Operation, Place, SharedState, Stored, Write
-from everstep.stores.records import pack_common, pack_id, pack_operation, pack_origin, pack_segment, pack_write
+from everstep.stores.records import pack_id, pack_operation, pack_origin, pack_segment, pack_shared_state, pack_write
 from everstep.stores.sqlite.forms import NEXT_WRITE, next_number, packed_or_none
 from everstep.stores.sqlite.remembering import Head
 from everstep.stores.sqlite.schema import seal
@@ -58,6 +58,7 @@ class Changing(Searching):
             "INSERT INTO threads (name, family) VALUES (?, ?) RETURNING id", (thread_id, int(family))
         ).get
         self._made.add(thread_id)
+        self._missing.discard(thread_id)
         self._threads[thread_id] = made, family
         return made, family
 
@@ -96,7 +97,7 @@ class Changing(Searching):
             ),
         )  # fmt: skip
 
-    def add_run(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
+    def add_segment(self, line: Line, segment: int, follows: Sequence[Place]) -> None:
         self._execute(
             "INSERT INTO segments (family, segment, line, data) VALUES (?, ?, ?, ?)",
             (int(line.family), segment, line.ref, pack_segment(segment, follows)),
@@ -164,12 +165,12 @@ class Changing(Searching):
             (thread_id,),
         )
 
-    def set_common(self, thread_id: str, other: str, common: SharedState) -> None:
+    def set_shared_state(self, thread_id: str, other: str, common: SharedState) -> None:
         pair = [(self._required_thread(name), name) for name in (thread_id, other)]
         (low, one), (high, two) = sorted(pair)
         self._execute(
             "INSERT OR REPLACE INTO shared_states (low, high, seq, data, children) VALUES (?, ?, ?, ?, ?)",
-            (low, high, common.place.seq, pack_common(common, one, two), common.root.children),
+            (low, high, common.place.seq, pack_shared_state(common, one, two), common.root.children),
         )
         if thread_id in self._made or other in self._made:
             return  # it is the first state that the two have in common
@@ -184,11 +185,12 @@ class Changing(Searching):
         self._forget_heads()
 
     def add_operation(self, thread_id: str, operation: Operation) -> int:
-        seq: int = self._execute(f"SELECT {next_number('operations')}").get
+        seq: int = self._next_operation or self._execute(f"SELECT {next_number('operations')}").get
         self._execute(
             "INSERT INTO operations (seq, thread, undone, data) SELECT ?, id, ?, ? FROM threads WHERE name = ?",
             (seq, operation.undone, pack_operation(operation, seq), thread_id),
         )
+        self._next_operation = seq + 1
         return seq
 
     def is_undone(self, thread_id: str, seq: int) -> bool | None:

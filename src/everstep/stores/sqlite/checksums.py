@@ -15,7 +15,6 @@ from everstep.stores.sqlite import schema
 from everstep.stores.sqlite.connecting import connect
 from everstep.stores.sqlite.raw import RawFile
 from everstep.stores.sqlite.translating import translated
-from everstep.stores.sqlite.verify import verify
 
 _log = logging.getLogger("everstep")
 RESERVED_BYTES = 8  # at the end of each page, for its checksum
@@ -39,7 +38,8 @@ def renew_checksums(path: Path, busy_ms: int) -> None:
         try:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.BusyError:
-            pass  # somebody is reading; what is in the log covers the pages below it all the same
+            # Somebody is reading; what is in the log covers the pages below it all the same.
+            pass
         connection.execute("BEGIN IMMEDIATE")
         raw = RawFile(connection)
         pages = sum(1 for _ in raw.unsealed_pages())
@@ -49,6 +49,8 @@ def renew_checksums(path: Path, busy_ms: int) -> None:
         application = connection.pragma("application_id")
         if (version, application) != (schema.VERSION, schema.APPLICATION_ID):
             raise CheckpointCorrupted(f"{path} is damaged: {pages} pages do not match their checksums")
+        from everstep.stores.sqlite.verify import verify  # rarely needed
+
         try:
             verify(connection)
         except CheckpointCorrupted as exc:
@@ -85,7 +87,12 @@ def seal_pages(connection: apsw.Connection, raw: RawFile) -> None:
 
 def check_reserved_bytes(connection: apsw.Connection, path: Path) -> None:
     """Refuse a file whose pages have no room for checksums."""
+    if count_reserved_bytes(connection) != RESERVED_BYTES:
+        raise CheckpointCorrupted(f"{path}: its pages have no room for checksums; the file's header is damaged")
+
+
+def count_reserved_bytes(connection: apsw.Connection) -> int:
+    """Return how many bytes at the end of each page SQLite leaves to others."""
     reserved = ctypes.c_int(-1)
     connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
-    if reserved.value != RESERVED_BYTES:
-        raise CheckpointCorrupted(f"{path}: its pages have no room for checksums; the file's header is damaged")
+    return reserved.value

@@ -29,7 +29,8 @@ def checksum_vfs() -> str:
                 raise StoreError(
                     "this build of apsw has no cksumvfs; install its wheel: pip install --only-binary apsw apsw"
                 ) from exc
-            apsw.set_default_vfs(default)  # loading made it the default, which is for the application to choose
+            # Loading made it the default, which is for the application to choose.
+            apsw.set_default_vfs(default)
             _vfs_loaded = True
     return "cksmvfs"
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 import apsw
@@ -49,13 +48,14 @@ from everstep.stores.sqlite.queue import CommitQueue, Job
 from everstep.stores.sqlite.raw import RawFile
 from everstep.stores.sqlite.rows import Rows
 from everstep.stores.sqlite.translating import ChecksumMismatch, as_ours, translated
-from everstep.stores.sqlite.wal import WAL_PAGES_MAX, WriteAheadLog, wal_pages_for
+from everstep.stores.sqlite.wal import WriteAheadLog, wal_pages_for
 from everstep.stores.sqlite.worker_threads import workers
 
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 
-_RESERVE_FROM_PAGES = 2048  # of the file: a smaller one has none, which would take as much as it does
+# Of the file: a smaller one has no reserve, which would take as much as the file itself.
+_RESERVE_FROM_PAGES = 2048
 _STEP_PAGES = 128  # that a small deletion writes
 SHRINK_PAGES = 2000  # given back in one commit
 _READERS_IDLE_MAX = 8
@@ -88,7 +88,7 @@ class Database:
         self._damage: str | None = None
         self.queue = CommitQueue(self._run_batch, self._leaders)
         with self:
-            pass  # opened now, so that what is wrong with the file is said at once
+            pass  # opened now, so that an error about the file comes at once
         stat = os.stat(path)
         self._identity = stat.st_dev, stat.st_ino
         forks.register(self)
@@ -151,7 +151,8 @@ class Database:
         if last:
             self._wal.is_due = True
             try:
-                self.queue.do(self._own_job(lambda _: None))  # runs after everybody who came before
+                # Runs after everybody who came before.
+                self.queue.do(self._own_job(lambda _: None))
             except EverstepError:
                 pass  # a file that cannot be written any more can still be let go
         with self._idle:
@@ -232,7 +233,8 @@ class Database:
                         "this cannot be found out: open it once where it may be written"
                     ) from met
                 except CheckpointCorrupted as exc:
-                    self._damage = exc.reason  # a damaged file stays damaged: it is not looked at for each call
+                    # A damaged file stays damaged: it is not looked at for each call.
+                    self._damage = exc.reason
             if self._damage is not None:
                 raise CheckpointCorrupted(self._damage) from met
 
@@ -262,12 +264,11 @@ class Database:
             self._users += 1
             return self._connections
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with self._lock:
             self._users -= 1
-            if self._users == 0 and (self._resting or self._holds == 0):  # a fork or a close waits for it
+            # A fork or a close waits for it.
+            if self._users == 0 and (self._resting or self._holds == 0):
                 self._idle.notify_all()
 
     def before_fork(self) -> None:
@@ -281,9 +282,11 @@ class Database:
     def after_fork(self, *, in_child: bool) -> None:
         self._resting = False
         if in_child:
-            if self._connections is not None:  # the parent's, still in use there: never touch them, not even at exit
+            # The parent's, still in use there: never touch them, not even at exit.
+            if self._connections is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connections))
-                self._connections.line.close()  # but a place in line would stay taken as long as both have it
+                # But a place in line would stay taken as long as both have it.
+                self._connections.line.close()
                 self._connections = None
             self._users = 0
             self._lock = threading.RLock()
@@ -311,9 +314,10 @@ class Database:
             writer = open_file(self._path, self._busy_ms)
             writer.setlk_timeout(0, 0)  # it is asked by its handler: see `Patience`
             writer.execute(f"PRAGMA synchronous={self._synchronous}")
-            writer.execute(f"PRAGMA journal_size_limit={2 * WAL_PAGES_MAX * schema.PAGE_BYTES}")
+            self._wal.measure(writer)
             writer.execute("PRAGMA cache_size=-8000")
-            writer.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, not only forgotten
+            # What is deleted is overwritten, not only forgotten.
+            writer.execute("PRAGMA secure_delete=ON")
             writer.wal_autocheckpoint(0)  # see `_bound_wal`
             renewals = count_renewals(writer)
             raw = RawFile(writer)
@@ -329,7 +333,8 @@ class Database:
             self._connections.line.close()
             with translated(self._path):
                 for connection in connections:
-                    if self._is_replaced:  # what the log holds belongs to the file that was there before
+                    # What the log holds belongs to the file that was there before.
+                    if self._is_replaced:
                         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 for connection in connections:
                     connection.close()
@@ -402,7 +407,8 @@ class Database:
             failure = as_ours(self._path, caught)
             roll_back(connections)
             if isinstance(failure, StoreFull) and not has_cut_log and self._wal.cut_off(connections):
-                return self._try_together(batch, connections, has_cut_log=True)  # it may fit where the log was
+                # It may fit where the log was.
+                return self._try_together(batch, connections, has_cut_log=True)
             if not is_committing or is_surely_undone(failure):
                 return fail_all(batch, failure, caught)
             outcomes = unknown_outcomes(batch, outcomes, failure)

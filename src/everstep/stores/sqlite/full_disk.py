@@ -10,11 +10,12 @@ goes on.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from everstep.errors import StoreFull
-from everstep.stores.protocol import Deleted, Key, Swept
+from everstep.stores.deletion import Deletion
+from everstep.stores.protocol import Deleted, Swept
 from everstep.stores.sqlite.rows import Rows
 from everstep.stores.sweeping import Driver, Sweep
 
@@ -38,7 +39,8 @@ class Reserve:
                 return
             self._allocate(size_bytes)
         except OSError:
-            self.give_up()  # a part of it may be there; there is no room, or no right to it
+            # A part of it may be there; there is no room, or no right to it.
+            self.give_up()
 
     def lend(self) -> bool:
         """Give up what SQLite needs to open a database; return whether there was something to give."""
@@ -90,28 +92,22 @@ class Steps:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    async def delete(
-        self,
-        thread_id: str,
-        keys: Collection[Key] | None,
-        before_step: int | None,
-        spare: bool,
-        operations: Collection[int],
-    ) -> Deleted:
+    async def delete(self, deletion: Deletion) -> Deleted:
         """Do what `Store.delete` says."""
+        thread_id = deletion.thread_id
         family = await self._driver.read(lambda rows: rows.family(thread_id))
-        left = await self._driver.read(lambda rows: rows.doomed_keys(thread_id, keys, before_step, spare))
+        left = await self._driver.read(lambda rows: rows.doomed_keys(deletion))
         count = 0
 
         async def step(size: int) -> bool:
             nonlocal left, count
-            some = left[:size]
-            count += await self._driver.write(lambda rows: rows.delete_some(thread_id, some, spare), thread_id)
+            some = Deletion(thread_id, left[:size], spare=deletion.spare)
+            count += await self._driver.write(lambda rows: rows.delete_some(some), thread_id)
             left = left[size:]
             return bool(left)
 
         def finish(rows: Rows) -> Deleted:
-            return rows.delete(thread_id, keys, before_step, spare, operations)
+            return rows.delete(deletion)
 
         if left:
             await _in_steps(step)
@@ -119,9 +115,7 @@ class Steps:
             # With the last thread of a family all its objects go at once. So those that nobody needs go before.
             await self.sweep(family)
         last = await self._driver.write(finish, thread_id)
-        if not count:
-            return last
-        return Deleted(count + last.checkpoints, frozenset({family}))
+        return Deleted(count + last.checkpoints, frozenset({family})) if count else last
 
     async def sweep(self, family: str) -> Swept:
         """Remove all objects of a family that nobody needs."""

@@ -63,7 +63,8 @@ class FileGuard:
 
     def is_intact(self) -> bool:
         """Whether nobody but SQLite has changed the file since it was noted."""
-        seen = self._seen  # looked up first: another thread may note a later state meanwhile
+        # Looked up first: another thread may note a later state meanwhile.
+        seen = self._seen
         file = self._file()
         if seen is None:
             self.note()

@@ -26,10 +26,12 @@ from everstep.stores.waiting import Rhythm, Waiting
 if sys.platform == "linux":
     import fcntl
 
-_FLOCK = "hhqqi0q"  # struct flock: type, from where, start, length (0: to the end), process; with its padding
+# The C structure flock: type, from where, start, length (0: to the end), process; with its padding.
+_FLOCK = "hhqqi0q"
 if sys.platform == "linux":
     _ANY_PLACE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 1, 0, 0)
-    _NOBODY = struct.pack("h", fcntl.F_UNLCK)  # with which an answer begins if nobody has the place
+    # An answer begins with this if nobody has the place.
+    _NOBODY = struct.pack("h", fcntl.F_UNLCK)
 _STILL_SECONDS = 1.0
 _RHYTHM = Rhythm(early=(0.0002, 0.0005), late=(0.0005, 0.0015), late_after=1.0)
 """To look whether one is first. Who is first looks for SQLite's lock, more often."""

@@ -255,7 +255,7 @@ class Listing(Reading):
         return found
 
     def _where(self, query: Query, id_kind: _IdKind = None) -> tuple[str, list[Any]]:
-        """Return the condition that a query stands for, its filter left aside, and the values in it.
+        """Return the condition of a query, its filter left aside, and the values in it.
 
         `id_kind` asks for text ids or packed ones only.
         """
@@ -273,7 +273,8 @@ class Listing(Reading):
             ref = line[0] if line is not None else 0
             conditions["c.line = ?"] = ref
             if hidden and not self._hides(ref):
-                hidden = [] if query.hidden == "no" else ["0"]  # nothing is hidden here: no need to ask row by row
+                # Nothing is hidden here: no need to ask row by row.
+                hidden = [] if query.hidden == "no" else ["0"]
         else:
             conditions |= {"t.name = ?": query.thread_id, "l.namespace = ?": query.namespace}
         asked = {sql: value for sql, value in conditions.items() if value is not None}

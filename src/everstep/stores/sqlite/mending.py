@@ -7,28 +7,29 @@ of checkpoints are left to those who can name them, but where nothing tells whos
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import apsw
 
-from everstep.errors import CheckpointCorrupted
-from everstep.stores.covers import Covers
 from everstep.stores.facts import EVERYTHING
 from everstep.stores.inspection import Lost
-from everstep.stores.protocol import Hidden, Key
-from everstep.stores.records import (
-    pack_id,
-    unpack_common,
-    unpack_id,
-    unpack_operation,
-    unpack_origin,
-    unpack_record,
-    unpack_segment,
-    unpack_write,
-)
+from everstep.stores.protocol import Key
+from everstep.stores.records import pack_id, unpack_id, unpack_record, unpack_segment
+from everstep.stores.sql_checking import UNREADABLE, apply_fixes, cover_again, take_unreadable
 from everstep.stores.sqlite.schema import SEALED
-from everstep.stores.sqlite.verify import COUNTERS, check_schema, check_structure, schema_rows, unnoted_lines
+from everstep.stores.sqlite.verify import (
+    CONTENTS,
+    COUNTERS,
+    IMPOSSIBLE,
+    NAMEABLE,
+    ORIGINS,
+    check_schema,
+    check_structure,
+    schema_rows,
+    tables_of,
+    unnoted_lines,
+)
 from everstep.values.tree import FORMAT
 
 _ROUNDS_MAX = 4
@@ -36,33 +37,10 @@ _BROKEN = (apsw.CorruptError, apsw.IOError, apsw.FormatError, apsw.SQLError)
 _GAP_MAX = 100_000  # numbers of rows that are tried one by one
 _OF_INDEXES = re.compile(r"row \d+ missing from index|wrong # of entries in index|non-unique entry in index")
 _OWN_ID = re.compile(r"ckpt-(.*)-\d+-[0-9a-f]+", re.DOTALL)
-_UNREADABLE = (CheckpointCorrupted, TypeError, ValueError, AttributeError, OverflowError)
 TABLES = (
     "families", "threads", "shared_states", "lines", "facts", "segments", "checkpoints", "objects", "writes",
     "operations", "hidden", "covers", "counters",
 )  # fmt: skip
-
-_ORPHANS = {
-    "segments": ("a segment of a family that is not there", "family NOT IN (SELECT id FROM families)"),
-    "objects": ("an object of a family that is not there", "family NOT IN (SELECT id FROM families)"),
-    "lines": ("a namespace of a thread that is not there", "thread NOT IN (SELECT id FROM threads)"),
-    "checkpoints": ("a checkpoint of a namespace that is not there", "line NOT IN (SELECT id FROM lines)"),
-    "writes": ("a pending write of a namespace that is not there", "line NOT IN (SELECT id FROM lines)"),
-    "hidden": ("something hidden of a namespace that is not there", "line NOT IN (SELECT id FROM lines)"),
-    "covers": ("a cover of a namespace that is not there", "line NOT IN (SELECT id FROM lines)"),
-    "facts": ("an index entry of a namespace that is not there", "line NOT IN (SELECT id FROM lines)"),
-    "operations": ("an operation of a thread that is not there", "thread NOT IN (SELECT id FROM threads)"),
-    "shared_states": (
-        "a common state of a thread that is not there",
-        "low >= high OR low NOT IN (SELECT id FROM threads) OR high NOT IN (SELECT id FROM threads)",
-    ),
-    "threads": (
-        "a thread without a namespace",
-        "note IS NULL AND NOT EXISTS (SELECT 1 FROM lines l WHERE l.thread = threads.id)",
-    ),
-    "families": ("a family without threads", "id NOT IN (SELECT family FROM threads)"),
-}
-"""By table: what belongs to nothing, what to call it, and the condition that finds it."""
 
 _VISIBLE = """NOT EXISTS (SELECT 1 FROM covers v WHERE v.line = c.line AND v.segment IN (0, c.segment)
               AND c.seq > v.after AND c.seq <= v.upto)"""
@@ -116,12 +94,18 @@ class BrokenStructure(Exception):
 
 def restore_schema(connection: apsw.Connection) -> None:
     """Give the tables the names and texts that they are made with. The connection has read nothing yet."""
-    connection.execute("PRAGMA writable_schema = ON")  # so that texts without sense are no errors
+    # So that texts without sense are no errors.
+    connection.execute("PRAGMA writable_schema = ON")
     connection.execute("BEGIN IMMEDIATE")
     rows = schema_rows()
     (count,) = connection.execute("SELECT count(*) FROM sqlite_schema WHERE rowid <= ?", (len(rows),)).fetchall()[0]
     if count != len(rows):
         raise BrokenStructure("tables are missing")
+    places = {name: rowid for _, name, _, _, rowid in rows}
+    for rowid, name in connection.execute("SELECT rowid, name FROM sqlite_schema"):
+        # Another program has made them anew: what has no sense is not in the place where it was made.
+        if places.get(name, rowid) != rowid:
+            raise BrokenStructure("tables are in another order")
     for kind, name, table, text, rowid in rows:
         connection.execute(
             """UPDATE sqlite_schema SET type = ?1, name = ?2, tbl_name = ?3, sql = ?4 WHERE rowid = ?5
@@ -144,15 +128,15 @@ def mend(connection: apsw.Connection) -> list[Lost]:
     for statement in _HIGHEST:  # before rows go: no number may be given twice
         connection.execute(statement)
     lost: list[Lost] = []
+    tables = tables_of(connection)
     for _ in range(_ROUNDS_MAX):
         before = len(lost)
         _seal_again(connection)
         connection.execute(_FAMILIES)
-        lost += _take_unreadable(connection)
+        lost += take_unreadable(tables, (NAMEABLE, *CONTENTS), ORIGINS)
         _name_again(connection)
-        for table, (what, condition) in _ORPHANS.items():
-            lost += _take(connection, table, what, condition)
-        _cover_again(connection)
+        lost += apply_fixes(tables, IMPOSSIBLE)
+        cover_again(tables)
         for statement in _DERIVED:
             connection.execute(statement)
         if len(lost) == before:
@@ -176,14 +160,6 @@ def stored_rows(connection: apsw.Connection, keys: Sequence[Key]) -> list[Lost]:
     return found
 
 
-def _take(connection: apsw.Connection, table: str, what: str, condition: str, values: Sequence[Any] = ()) -> list[Lost]:
-    """Delete rows, and return them."""
-    rows = connection.execute(f"SELECT * FROM {table} WHERE {condition}", tuple(values)).fetchall()
-    if rows:
-        connection.execute(f"DELETE FROM {table} WHERE {condition}", tuple(values))
-    return [Lost(what, stored=[table, *row]) for row in rows]
-
-
 def _seal_again(connection: apsw.Connection) -> None:
     """Compute the checksums of rows anew; what they cover is compared with other rows."""
     damaged: list[Any] = connection.execute(
@@ -199,62 +175,6 @@ def _seal_again(connection: apsw.Connection) -> None:
         first = columns.split(",")[0]
         # Rows of these tables are sealed by triggers, whenever such a column is set.
         connection.execute(f"UPDATE {table} SET {first} = {first} WHERE seal IS NOT seal({columns})")
-
-
-def _take_unreadable(connection: apsw.Connection) -> list[Lost]:
-    lost: list[Lost] = []
-
-    def check(query: str, read: Callable[..., Any], table: str, keys: str) -> None:
-        rows: list[Any] = connection.execute(query).fetchall()
-        for row in rows:
-            place = row[: len(keys.split(","))]
-            values = row[len(place) :]
-            try:
-                read(*place, *values)
-            except _UNREADABLE:
-                condition = " AND ".join(f"{key.strip()} IS ?" for key in keys.split(","))
-                lost.extend(_take(connection, table, f"a row of {table} that cannot be read", condition, place))
-
-    check(
-        "SELECT seq, undone, data FROM operations",
-        lambda seq, undone, data: unpack_operation(data, seq, bool(undone)),
-        "operations",
-        "seq",
-    )
-    check(
-        "SELECT family, segment, data FROM segments",
-        lambda _, segment, data: unpack_segment(segment, data),
-        "segments",
-        "family, segment",
-    )
-    check(
-        "SELECT line, checkpoint, task, idx, seq, info, children FROM writes",
-        lambda _, name, task, idx, seq, info, children: unpack_write(
-            unpack_id(name), seq, unpack_id(task), idx, info, children
-        ),
-        "writes",
-        "line, checkpoint, task, idx",
-    )
-    check(
-        """SELECT c.low, c.high, c.seq, a.name, b.name, c.data, c.children FROM shared_states c
-           JOIN threads a ON a.id = c.low JOIN threads b ON b.id = c.high""",
-        _read_common,
-        "shared_states",
-        "low, high, seq",
-    )
-    origins: list[Any] = connection.execute("SELECT name, origin FROM threads WHERE origin IS NOT NULL").fetchall()
-    for name, origin in origins:
-        try:
-            unpack_origin(origin, name)
-        except _UNREADABLE:
-            lost.append(Lost("where a branch began", name, stored=origin))
-            connection.execute("UPDATE threads SET origin = NULL, began = NULL WHERE name = ?", (name,))
-    return lost
-
-
-def _read_common(_low: int, _high: int, seq: int, one: str, two: str, data: bytes, children: bytes) -> None:
-    if unpack_common(data, children, one, two).place.seq != seq:
-        raise CheckpointCorrupted("it has another number")
 
 
 def _name_again(connection: apsw.Connection) -> None:
@@ -292,11 +212,11 @@ def _name_again(connection: apsw.Connection) -> None:
 
 def _proven_name(connection: apsw.Connection, line: int, namespaces: set[str]) -> tuple[str, str] | None:
     names: dict[str, None] = {}
-    runs: list[Any] = connection.execute("SELECT segment, data FROM segments WHERE line = ?", (line,)).fetchall()
-    for segment, data in runs:
+    segments: list[Any] = connection.execute("SELECT segment, data FROM segments WHERE line = ?", (line,)).fetchall()
+    for segment, data in segments:
         try:
             names |= dict.fromkeys(place.key.thread_id for place in unpack_segment(segment, data))
-        except _UNREADABLE:
+        except UNREADABLE:
             continue
     rows: list[Any] = connection.execute("SELECT id, step, info FROM checkpoints WHERE line = ?", (line,)).fetchall()
     for packed, step, info in rows:
@@ -306,7 +226,7 @@ def _proven_name(connection: apsw.Connection, line: int, namespaces: set[str]) -
             for namespace in namespaces:
                 try:
                     unpack_record(Key(name, namespace, checkpoint_id), step, b"", info, None)
-                except _UNREADABLE:
+                except UNREADABLE:
                     continue
                 return name, namespace
     return None
@@ -350,26 +270,6 @@ def _count_again(connection: apsw.Connection) -> None:
     )
 
 
-def _cover_again(connection: apsw.Connection) -> None:
-    """Make what hidden stretches cover together anew, where it is not that."""
-    lines: dict[int, list[Hidden]] = {}
-    for line, after, upto, segment in connection.execute(
-        "SELECT line, after, upto, segment FROM hidden WHERE writes_of IS NULL"
-    ):
-        lines.setdefault(line, []).append(Hidden("", after, upto, segment))
-    covered: dict[int, set[tuple[int, int, int]]] = {}
-    for line, segment, after, upto in connection.execute("SELECT line, segment, after, upto FROM covers"):
-        covered.setdefault(line, set()).add((segment, after, upto))
-    for line in {*lines, *covered}:
-        expected = set(Covers(lines.get(line, ())).spans())
-        if covered.get(line, set()) != expected:
-            connection.execute("DELETE FROM covers WHERE line = ?", (line,))
-            for segment, after, upto in expected:
-                connection.execute(
-                    "INSERT INTO covers (line, segment, after, upto) VALUES (?, ?, ?, ?)", (line, segment, after, upto)
-                )
-
-
 # -- a file whose structure is broken
 
 
@@ -387,7 +287,7 @@ def copy_rows(source: apsw.Connection, target: apsw.Connection) -> int:
             try:
                 target.execute(insert, row)
                 count += 1
-            except apsw.ConstraintError:
+            except (apsw.ConstraintError, apsw.MismatchError):
                 continue  # a row that is out of shape
     target.execute("COMMIT")
     target.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)

@@ -19,7 +19,8 @@ from everstep.stores.sqlite.translating import is_checksum_mismatch
 
 _PAGE_BYTES_LEAST = 512  # of any SQLite file
 _FILE_MODE = 0o600
-_MAKING_SECONDS = 1.0  # another process may take so long to make a new file, and it looks damaged meanwhile
+# Another process may take so long to make a new file, and it looks damaged meanwhile.
+_MAKING_SECONDS = 1.0
 
 
 def open_file(path: Path, busy_ms: int) -> apsw.Connection:
@@ -34,7 +35,8 @@ def open_file(path: Path, busy_ms: int) -> apsw.Connection:
         connection = connect(path, busy_ms)
         try:
             _prepare(connection, path)
-            count_renewals(connection)  # read here, where a page without a checksum is dealt with
+            # Read here, where a page without a checksum is dealt with.
+            count_renewals(connection)
             return connection
         except apsw.IOError as exc:
             connection.close()
@@ -98,10 +100,14 @@ def _prepare(connection: apsw.Connection, path: Path) -> None:
 
 
 def _of_another(connection: apsw.Connection, path: Path) -> StoreMismatch:
-    """Return the error for a file that is not ours; whoever changes savers is told how to move in."""
+    """Return the error for a file that is not ours; whoever changes savers reads there how to bring threads over."""
+    from everstep.stores.sqlite.recognizing import has_tables
+
     advice = "give the store a file of its own"
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    if {"checkpoints", "writes"} <= tables:
+    if has_tables(connection):
+        advice = "but its tables are those of a store: `everstep repair` puts its header right"
+    elif {"checkpoints", "writes"} <= tables:
         advice = f"it looks like LangGraph's own: everstep.langgraph.import_langgraph reads it into a new one; {advice}"
     return StoreMismatch(f"{path} is a SQLite database of another application; {advice}")
 

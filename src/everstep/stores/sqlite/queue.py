@@ -104,7 +104,8 @@ class CommitQueue:
         """Run the job and wait for it on this thread."""
         try:
             if not self._enter(job) and not job.wait() and not self._withdraw(job):
-                job.deadline = float("inf")  # it is being carried: its outcome is on the way
+                # It is being carried: its outcome is on the way.
+                job.deadline = float("inf")
                 job.wait()
             if job.lead:
                 if self._waiting:

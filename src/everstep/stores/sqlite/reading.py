@@ -27,7 +27,7 @@ _AS_OBJECT: Callable[[tuple[bytes, ...]], Object] = partial(tuple.__new__, Objec
 
 
 def place_of_write(write: Write) -> tuple[str, str, int]:
-    """Return where a write stands among those of its checkpoint."""
+    """Return the place of a write among all writes of its checkpoint."""
     return write.task_path, write.task_id, write.idx
 
 

@@ -15,6 +15,9 @@ from everstep.stores.transaction import Line
 
 _REMEMBERED_MAX = 10_000
 _HEADS_BYTES_MAX = 32 << 20
+# Of a thread that has no such line there is a row without one: so it need not be looked for once more.
+_LINE = """SELECT t.id, t.family, l.id FROM threads t LEFT JOIN lines l ON l.thread = t.id AND l.namespace = ?
+           WHERE t.name = ?"""
 FOLLOWS = "SELECT 1 FROM checkpoints WHERE line = ? AND seq > ? AND segment = ? LIMIT 1"
 _HEAD_OF_LINE = f"""SELECT l.head, l.head_was_moved, l.head_was_moved OR t.note IS NOT NULL, {COLUMNS} FROM lines l
                     JOIN threads t ON t.id = l.thread
@@ -45,14 +48,18 @@ class Remembering:
         self._facts: dict[int, dict[int, set[int]]] = {}
         self._next_seq: int | None = None
         self._next_object: int | None = None
+        self._next_operation: int | None = None
         self._write_numbers: Iterator[int] = iter(())
         self._made: set[str] = set()
         """Threads that this transaction has made: nothing can have been noted of them before."""
+        self._missing: set[str] = set()
+        """Threads that this transaction has looked for in vain: nobody else can make them before its end."""
 
     def begin(self) -> None:
         """Start a write transaction; what is remembered stays only if no other connection wrote since."""
         self._execute("BEGIN IMMEDIATE")
         self._made.clear()
+        self._missing.clear()
         is_full = (
             max(len(self._threads), len(self._lines), len(self._heads), len(self._facts)) >= _REMEMBERED_MAX
             or self._heads_bytes > _HEADS_BYTES_MAX
@@ -66,7 +73,10 @@ class Remembering:
 
     def forget(self) -> None:
         """Drop what is remembered: after a rollback, a deletion, or somebody else's change."""
-        self._version, self._next_seq, self._next_object = -1, None, None
+        self._version = -1
+        self._next_seq = None
+        self._next_object = None
+        self._next_operation = None
         self._write_numbers = iter(())
         self._threads.clear()
         self._lines.clear()
@@ -103,15 +113,18 @@ class Remembering:
         """Return the number and family of a line."""
         known = self._lines.get((thread_id, namespace))
         if known is None:
-            row = self._execute(
-                """SELECT l.id, t.family FROM threads t JOIN lines l ON l.thread = t.id
-                   WHERE t.name = ? AND l.namespace = ?""",
-                (thread_id, namespace),
-            ).get
+            if thread_id in self._missing:
+                return None
+            row = self._execute(_LINE, (namespace, thread_id)).get
             if row is None:
+                self._missing.add(thread_id)
+                return None
+            thread, family, ref = row
+            self._threads[thread_id] = thread, str(family)
+            if ref is None:
                 self._check_has_lines(thread_id)
                 return None
-            known = self._lines[thread_id, namespace] = row[0], str(row[1])
+            known = self._lines[thread_id, namespace] = ref, str(family)
         return known
 
     def family(self, thread_id: str) -> str | None:
@@ -122,8 +135,11 @@ class Remembering:
         """Return the number and family of a thread."""
         known = self._threads.get(thread_id)
         if known is None:
+            if thread_id in self._missing:
+                return None
             row = self._execute("SELECT id, family FROM threads WHERE name = ?", (thread_id,)).get
             if row is None:
+                self._missing.add(thread_id)
                 return None
             known = self._threads[thread_id] = row[0], str(row[1])
         return known

@@ -7,14 +7,15 @@ from typing import Any
 
 import apsw
 
+from everstep.stores.deletion import Candidate, Deletion, delete, delete_some, doomed_keys, prune
 from everstep.stores.protocol import Deleted, Key
 from everstep.stores.records import pack_id, unpack_id
 from everstep.stores.sqlite.changing import Changing
 from everstep.stores.sqlite.forms import HIDDEN
-from everstep.stores.transaction import Candidate, Line, delete, delete_some, doomed_keys, prune
+from everstep.stores.transaction import Line
 from everstep.values.tree import hashes
 
-_SPARED = "(c.pinned OR c.branches OR EXISTS (SELECT 1 FROM lines l WHERE l.id = c.line AND l.head = c.seq))"
+_PROTECTED = "(c.pinned OR c.branches OR EXISTS (SELECT 1 FROM lines l WHERE l.id = c.line AND l.head = c.seq))"
 _KEEP_COUNTERS = """UPDATE counters SET value = highest.number FROM
                     (SELECT 'checkpoints' AS name, (SELECT max(seq) FROM checkpoints) AS number
                      UNION ALL SELECT 'operations', (SELECT max(seq) FROM operations)
@@ -23,32 +24,23 @@ _KEEP_COUNTERS = """UPDATE counters SET value = highest.number FROM
 
 
 class Removing(Changing):
-    """What `transaction.delete` and a sweep ask for."""
+    """What `deletion.delete` and a sweep ask for."""
 
     def prune(self, line: Line, seqs: Sequence[int]) -> None:
         prune(self, line, seqs)
 
-    def delete(
-        self,
-        thread_id: str,
-        keys: Collection[Key] | None,
-        before_step: int | None,
-        spare: bool,
-        operations: Collection[int],
-    ) -> Deleted:
+    def delete(self, deletion: Deletion) -> Deleted:
         self.forget()
         self._keep_counters()
-        return delete(self, thread_id, keys, before_step, spare, operations)
+        return delete(self, deletion)
 
-    def doomed_keys(
-        self, thread_id: str, keys: Collection[Key] | None, before_step: int | None, spare: bool
-    ) -> list[Key]:
-        return doomed_keys(self, thread_id, keys, before_step, spare)
+    def doomed_keys(self, deletion: Deletion) -> list[Key]:
+        return doomed_keys(self, deletion)
 
-    def delete_some(self, thread_id: str, keys: Collection[Key], spare: bool) -> int:
+    def delete_some(self, deletion: Deletion) -> int:
         self.forget()
         self._keep_counters()
-        return delete_some(self, thread_id, keys, spare)
+        return delete_some(self, deletion)
 
     def lines(self, thread_id: str) -> list[Line]:
         rows = self._execute(
@@ -79,7 +71,7 @@ class Removing(Changing):
 
     def _candidates(self, line: int, condition: str, values: Iterable[Any]) -> list[Candidate]:
         """Return the checkpoints of a line that meet the condition (its value is ?2) for one of the values."""
-        text = f"SELECT c.id, c.seq, c.added, {_SPARED} FROM checkpoints c WHERE {condition}"
+        text = f"SELECT c.id, c.seq, c.added, {_PROTECTED} FROM checkpoints c WHERE {condition}"
         found: list[Candidate] = []
         for value in values:
             for name, seq, added, is_protected in self._execute(text, (line, value)):
@@ -241,7 +233,7 @@ class Removing(Changing):
             self._connection.executemany("DELETE FROM objects WHERE id = ?", [(rowid,) for _, rowid in doomed])
         return sweeps
 
-    def sweep_end(self, family: str, live_bytes: int, doomed_bytes: int, ticket: int) -> None:
+    def sweep_end(self, family: str, live_bytes: int, unreferenced_bytes: int, ticket: int) -> None:
         """Note what a sweep found in use, and take off what was doomed when it began."""
         self._execute("UPDATE families SET live = ? WHERE id = ?", (live_bytes, int(family)))
         self._execute("UPDATE families SET swept = 2 WHERE id = ? AND swept = ?", (int(family), ticket))
@@ -251,15 +243,17 @@ class Removing(Changing):
             (int(family),),
         ).fetchall()
         for line, doomed in lines:
-            taken = min(doomed, doomed_bytes)
-            doomed_bytes -= taken
+            taken = min(doomed, unreferenced_bytes)
+            unreferenced_bytes -= taken
             self._execute("UPDATE lines SET unreferenced = unreferenced - ? WHERE id = ?", (taken, line))
 
     def shrink(self, pages_max: int) -> bool:
         """Give some free pages back to the file system; return whether more are left to give."""
         free: int = self._connection.pragma("freelist_count")
         pages: int = self._connection.pragma("page_count")
-        if free <= max(16, pages // 20):  # a little room is kept: the next snapshots will need it
+        # A little room is kept: the next snapshots will need it.
+        if free <= max(16, pages // 20):
             return False
-        self._execute(f"PRAGMA incremental_vacuum({min(free, pages_max)})").fetchall()  # frees a page per step
+        # Frees a page per step.
+        self._execute(f"PRAGMA incremental_vacuum({min(free, pages_max)})").fetchall()
         return free > pages_max

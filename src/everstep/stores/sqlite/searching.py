@@ -14,7 +14,7 @@ from everstep.stores.sqlite.threads import ReadingThreads
 _LISTED_HEAD = f"""SELECT l.head, {STALE}, {LISTED} FROM lines l JOIN threads t ON t.id = l.thread
                    LEFT JOIN checkpoints c ON c.seq = l.head AND c.line = l.id
                    WHERE l.thread = ? AND l.head IS NOT NULL ORDER BY l.namespace LIMIT 1"""
-# The line of a thread that moved last stands for it.
+# A thread is found by the line of it that moved last.
 _BY_ACTIVITY = """SELECT l.thread, l.active, t.name, (SELECT k.active FROM lines k NOT INDEXED WHERE k.id = l.id)
                   FROM {} CROSS JOIN threads t ON t.id = l.thread WHERE NOT EXISTS
                   (SELECT 1 FROM lines o WHERE o.thread = l.thread AND o.id <> l.id

@@ -3,6 +3,8 @@
 Every page carries a checksum (SQLite's own cksumvfs), so a flipped bit anywhere in the file is an error, not an
 answer. A page whose checksum is not right may also have been written by a program that does not know them. Then the
 whole file is looked at (`verify`), and if everything in it is right, its pages get new checksums.
+
+What checks, mends and moves a store is imported when it is used: most processes only open a file, read and write.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from everstep.errors import InvalidInput, StoreFull
-from everstep.reports import Finding
 from everstep.runtime.blocking import describe_on_store, run_to_end
+from everstep.stores.abilities import Origin
+from everstep.stores.deletion import Deletion
 from everstep.stores.inside import Inside
 from everstep.stores.inspection import EntryPage, Lost
 from everstep.stores.looks import Looks
@@ -41,11 +44,11 @@ from everstep.stores.sqlite.database import SHRINK_PAGES, Database, Synchronous
 from everstep.stores.sqlite.drivers import AsyncDriver, BlockingDriver, Driver
 from everstep.stores.sqlite.full_disk import Steps
 from everstep.stores.sqlite.handle import Handle
-from everstep.stores.sqlite.mending import stored_rows
 from everstep.stores.sqlite.rows import Rows
-from everstep.stores.sqlite.verify import found_by_problems, problems, thread_names
 from everstep.stores.sqlite.worker_threads import offloaded
-from everstep.stores.transaction import adopt, adopt_new
+
+if TYPE_CHECKING:
+    from everstep.reports import Finding
 
 _log = logging.getLogger("everstep")
 T = TypeVar("T")
@@ -144,6 +147,14 @@ class SQLiteStore(Looks):
 
         return self._driver.read(load, thread_id, None if objects else known)
 
+    def origin(self, checkpoint_id: str) -> Coroutine[Any, Any, Origin | None]:
+        """See `FindsOrigins`."""
+
+        def find(rows: Rows) -> Origin | None:
+            return rows.origin(checkpoint_id)
+
+        return self._driver.read(find, quick=find)
+
     async def read_many(self, keys: Sequence[Key], *, writes: bool = False) -> list[Loaded]:
         return await self._driver.read(lambda rows: rows.load_many(keys, writes)) if keys else []
 
@@ -166,28 +177,20 @@ class SQLiteStore(Looks):
     async def clock(self) -> float:
         return time.time()  # all who use the file are on one machine
 
-    async def delete(
-        self,
-        thread_id: str,
-        *,
-        keys: Collection[Key] | None = None,
-        before_step: int | None = None,
-        spare: bool = False,
-        operations: Collection[int] = (),
-    ) -> Deleted:
+    async def _delete(self, deletion: Deletion) -> Deleted:
         def work(rows: Rows) -> tuple[Deleted, bool]:
             # What does not fit leaves no room on the disk for anything else: so some is set aside before.
             self._database.get().keep_reserve(leaving_bytes=0)
-            deleted = rows.delete(thread_id, keys, before_step, spare, operations)
+            deleted = rows.delete(deletion)
             # The file is shortened in the same commit: another one would take as long again.
-            is_more_free = bool(deleted.checkpoints) and not spare and rows.shrink(SHRINK_PAGES)
+            is_more_free = bool(deleted.checkpoints) and not deletion.spare and rows.shrink(SHRINK_PAGES)
             return deleted, is_more_free
 
         try:
-            deleted, is_more_free = await self._driver.write(work, thread_id)
+            deleted, is_more_free = await self._driver.write(work, deletion.thread_id)
         except StoreFull:
             async with self._steps() as steps:
-                deleted = await steps.delete(thread_id, keys, before_step, spare, operations)
+                deleted = await steps.delete(deletion)
                 await self._shrink(steps)
             return deleted
         if is_more_free:
@@ -233,14 +236,19 @@ class SQLiteStore(Looks):
     async def _shrink(self, steps: Steps) -> None:
         try:
             await steps.shrink()
-            await self.erase_deleted()  # the file gets shorter when the log is moved into it
+            # The file gets shorter when the log is moved into it.
+            await self.erase_deleted()
         except StoreFull:
             _log.warning("%s: the disk is too full to shorten the file; a later collection does it", self.path)
 
     async def adopt(self, part: Part) -> int:
+        from everstep.stores.adoption import adopt
+
         return await self._driver.write(lambda tx: adopt(tx, part), part.thread_id)
 
     async def adopt_new(self, parts: Sequence[Part]) -> None:
+        from everstep.stores.adoption import adopt_new
+
         if parts:
             await self._driver.write(lambda tx: adopt_new(tx, parts), parts[0].thread_id)
 
@@ -250,22 +258,47 @@ class SQLiteStore(Looks):
 
     async def thread_names(self) -> list[str]:
         """Return the name of every thread, damaged ones included: see `Checking`."""
+        from everstep.stores.sqlite.verify import thread_names
+
         return await self._behind(lambda: self._database.inspect(thread_names))
 
     async def check_tables(self) -> list[Finding]:
         """Return what is wrong with the file, its tables and indexes: see `Checking`."""
+        from everstep.stores.sqlite.verify import problems
+
+        await self._behind(self._database.check_whose)
         return await self._behind(lambda: self._database.inspect(problems))
 
     async def check_found_by(self) -> list[Finding]:
         """Return which checkpoints would not be found by what they have: see `ReadsEntries`."""
+        from everstep.stores.sqlite.verify import found_by_problems
+
         return await self._behind(lambda: self._database.inspect(found_by_problems))
 
     async def mend_tables(self, *, dry_run: bool) -> list[Lost]:
         """Make tables and indexes agree, in a new file if need be: see `Mending`."""
         return await self._behind(lambda: self._database.mend(dry_run=dry_run))
 
+    @asynccontextmanager
+    async def rehearsal(self) -> AsyncIterator[SQLiteStore]:
+        """A copy of the file beside it: see `Rehearsing`."""
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix=f".{self.path.name}-", dir=self.path.parent) as folder:
+            path = Path(folder, self.path.name)
+            await self._behind(lambda: self._database.copy_pages(path))
+            copy = SQLiteStore(path, synchronous="off")
+            if isinstance(self._driver, BlockingDriver):
+                copy = copy.blocking
+            try:
+                yield copy
+            finally:
+                await copy.close()
+
     async def stored_rows(self, keys: Sequence[Key]) -> list[Lost]:
         """Return checkpoints as they are stored: see `Mending`."""
+        from everstep.stores.sqlite.mending import stored_rows
+
         return await self._behind(lambda: self._database.inspect(lambda connection: stored_rows(connection, keys)))
 
     async def _behind(self, work: Callable[[], T]) -> T:

@@ -5,29 +5,34 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import apsw
 
-from everstep.stores.newest import descent, newest_of
+from everstep.stores.abilities import Origin
+from everstep.stores.newest import NewestLine, newest, visible
 from everstep.stores.protocol import Hidden, Key, Newest, Operation, Outline, Place, Query, SharedState, Stored, Thread
-from everstep.stores.records import unpack_common, unpack_id, unpack_operation, unpack_origin, unpack_segment
-from everstep.stores.sqlite.forms import COVERED, STALE, check_head, check_newest, to_listed
+from everstep.stores.records import (
+    pack_id,
+    unpack_id,
+    unpack_operation,
+    unpack_origin,
+    unpack_segment,
+    unpack_shared_state,
+)
+from everstep.stores.sqlite.forms import COLUMNS, COVERED, STALE, check_head, check_newest, to_listed, to_stored
 from everstep.stores.sqlite.listing import Listing
 
 _OUTLINES = 10_000  # threads at once
+# A checkpoint, whether anything of its line is hidden, and the newest entry of its thread's log.
+_ORIGIN = f"""SELECT t.name, l.namespace, t.family, EXISTS (SELECT 1 FROM covers v WHERE v.line = l.id),
+                     o.seq, o.undone, o.data, {COLUMNS}
+              FROM checkpoints c JOIN lines l ON l.id = c.line JOIN threads t ON t.id = l.thread
+              LEFT JOIN operations o ON o.seq = (SELECT max(p.seq) FROM operations p WHERE p.thread = t.id)
+              WHERE c.id = ? LIMIT 2"""
 _NUMBER_MAX = (1 << 63) - 1
-
-
-class _NewestLine(NamedTuple):
-    ref: int
-    thread_id: str
-    namespace: str
-    total: int
-    last: int
-    hides: bool
-    """Whether something of it is hidden."""
 
 
 class _Which(NamedTuple):
@@ -54,11 +59,11 @@ class ReadingThreads(Listing):
             heads,
             newest,
             self._hidden(ref) if not brief else {},
-            self._runs("r.line IN (SELECT id FROM lines WHERE thread = ?)", (ref,)) if not brief else {},
-            self._runs("r.family = ?", (family,)) if ancestry else {},
+            self._segments_where("r.line IN (SELECT id FROM lines WHERE thread = ?)", (ref,)) if not brief else {},
+            self._segments_where("r.family = ?", (family,)) if ancestry else {},
             self._branches(family, thread_id) if branches else (),
-            self._commons(ref, thread_id),
-            self._spared(ref) if not brief else frozenset(),
+            self._shared_states_of(ref, thread_id),
+            self._protected(ref) if not brief else frozenset(),
             self._garbage(family),
         )
 
@@ -101,11 +106,11 @@ class ReadingThreads(Listing):
         if not segments:
             return {}
         number = int(family)
-        found = self._runs(
+        found = self._segments_where(
             "r.family = ? AND r.segment IN (SELECT value FROM carray(?))", (number, apsw.carray(array("q", segments)))
         )
         if older:
-            found |= self._runs(
+            found |= self._segments_where(
                 "r.family = ? AND r.segment < ? ORDER BY r.segment DESC LIMIT ?", (number, max(segments), older)
             )
         return found
@@ -115,20 +120,10 @@ class ReadingThreads(Listing):
         if family is None:
             return None
         which = _Which("t.family = ?1", family) if branches else _Which("t.name = ?1", thread_id)
-        lines, heads = self._newest_lines(which)
-        alive = {key.thread_id for key in heads}
-        names = descent(thread_id, self._born(which), lambda name: name in alive)
-        if not names:
-            return None
-        asked: list[_NewestLine] = []
-        for name in names:
-            for line in lines.get(name, ()):
-                if line.namespace != without:
-                    asked.append(line)
-        listed = newest_of([(line.last, line) for line in asked], limit, self._newest_rows)
-        shown = {(line.thread_id, line.namespace) for line in asked}
-        heads_shown = frozenset(key for key in heads if key[:2] in shown)
-        return Newest(listed, heads_shown, sum(map(self._visible, asked)))
+        lines = self._newest_lines(which)
+        return newest(
+            thread_id, limit, without, self._born(which), lines, self._newest_rows, partial(visible, self.count)
+        )
 
     def _born(self, which: _Which) -> dict[str, list[str]]:
         """Return, by thread, the branches that began there."""
@@ -140,37 +135,28 @@ class ReadingThreads(Listing):
                 born.setdefault(unpack_origin(origin, name).thread_id, []).append(name)
         return born
 
-    def _newest_lines(self, which: _Which) -> tuple[dict[str, list[_NewestLine]], set[Key]]:
-        """Return, by thread, the lines that have checkpoints, and the heads of all."""
-        lines: dict[str, list[_NewestLine]] = {}
-        heads: set[Key] = set()
-        for name, namespace, *state in self._execute(
-            f"""SELECT t.name, l.namespace, l.id, l.total, c.id, (SELECT max(seq) FROM checkpoints WHERE line = l.id),
+    def _newest_lines(self, which: _Which) -> list[NewestLine]:
+        """Return the lines of some threads."""
+        lines: list[NewestLine] = []
+        for name, namespace, total, head, last, is_hiding in self._execute(
+            f"""SELECT t.name, l.namespace, l.total, c.id, (SELECT max(seq) FROM checkpoints WHERE line = l.id),
                        EXISTS (SELECT 1 FROM hidden h WHERE h.line = l.id)
                 FROM threads t JOIN lines l ON l.thread = t.id LEFT JOIN checkpoints c ON c.seq = l.head
                 WHERE {which.condition}""",
             (which.value,),
         ):
-            ref, total, head, last, hides = state
-            if head is not None:
-                heads.add(Key(name, namespace, unpack_id(head)))
-            if last is not None:
-                lines.setdefault(name, []).append(_NewestLine(ref, name, namespace, total, last, bool(hides)))
-        return lines, heads
+            key = Key(name, namespace, unpack_id(head)) if head is not None else None
+            lines.append(NewestLine(name, namespace, key, last or 0, total, bool(is_hiding)))
+        return lines
 
-    def _newest_rows(self, lines: Sequence[_NewestLine], after: int, limit: int) -> list[Stored]:
+    def _newest_rows(self, lines: Sequence[NewestLine], after: int, limit: int) -> list[Stored]:
         pages = [self._newest_of_line(line, after, limit) for line in lines]
         return list(islice(heapq.merge(*pages, key=lambda stored: stored.seq, reverse=True), limit))
 
-    def _newest_of_line(self, line: _NewestLine, after: int, limit: int) -> Iterator[Stored]:
+    def _newest_of_line(self, line: NewestLine, after: int, limit: int) -> Iterator[Stored]:
         query = Query(thread_id=line.thread_id, namespace=line.namespace, after_seq=after, limit=limit)
         for row in self._rows(query, [None]):
             yield to_listed(row)
-
-    def _visible(self, line: _NewestLine) -> int:
-        if not line.hides:
-            return line.total
-        return self.count(Query(thread_id=line.thread_id, namespace=line.namespace))
 
     def _branches(self, family: int, thread_id: str) -> list[str]:
         rows = self._execute(
@@ -191,11 +177,11 @@ class ReadingThreads(Listing):
             hidden.setdefault(found.operation, []).append(found)
         return hidden
 
-    def _runs(self, condition: str, values: tuple[Any, ...]) -> dict[int, tuple[Place, ...]]:
+    def _segments_where(self, condition: str, values: tuple[Any, ...]) -> dict[int, tuple[Place, ...]]:
         rows = self._execute(f"SELECT r.segment, r.data FROM segments r WHERE {condition}", values)
         return {segment: unpack_segment(segment, data) for segment, data in rows}
 
-    def _commons(self, thread: int, thread_id: str) -> dict[str, list[SharedState]]:
+    def _shared_states_of(self, thread: int, thread_id: str) -> dict[str, list[SharedState]]:
         rows = self._execute(
             """SELECT t.name, t.id, c.data, c.children FROM shared_states c JOIN threads t
                ON t.id = CASE WHEN c.low = ?1 THEN c.high ELSE c.low END WHERE c.low = ?1 OR c.high = ?1
@@ -205,10 +191,10 @@ class ReadingThreads(Listing):
         found: dict[str, list[SharedState]] = {}
         for name, other, data, children in rows:
             names = (thread_id, name) if thread < other else (name, thread_id)
-            found.setdefault(name, []).append(unpack_common(data, children, *names))
+            found.setdefault(name, []).append(unpack_shared_state(data, children, *names))
         return found
 
-    def _spared(self, thread: int) -> frozenset[int]:
+    def _protected(self, thread: int) -> frozenset[int]:
         rows = self._execute(
             """SELECT c.seq FROM lines l JOIN checkpoints c ON c.line = l.id AND (c.pinned OR c.branches)
                WHERE l.thread = ?""",
@@ -236,6 +222,20 @@ class ReadingThreads(Listing):
             if most:
                 found.append(Outline(name, str(family), most, bool(has_log), bool(is_swept)))
         return found, rows[-1][0] if len(rows) == _OUTLINES else None
+
+    def origin(self, checkpoint_id: str) -> Origin | None:
+        """Return what a branch begins with; None: it must be asked for one by one."""
+        rows = self._execute(_ORIGIN, (pack_id(checkpoint_id),)).fetchall()
+        if len(rows) != 1:
+            return None
+        thread_id, namespace, family, hides, top, is_undone, data, *checkpoint = rows[0]
+        if top is not None:
+            unpack_operation(data, top, bool(is_undone))  # a damaged entry raises
+        # Then an older one may be the top.
+        if is_undone:
+            return None
+        hidden = hides and self._is_hidden(checkpoint[0])
+        return Origin(to_stored(thread_id, namespace, family, (*checkpoint, hidden)), top or 0)
 
     def operations(self, thread_id: str, limit: int) -> list[Operation]:
         rows = self._execute(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 
 import apsw
 
@@ -42,9 +41,7 @@ class translated:  # noqa: N801  # used like a function
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, (apsw.Error, OSError)):
             ours = as_ours(self._path, error)
             if ours is not error:
@@ -64,7 +61,7 @@ def as_ours(path: Path, error: Exception) -> Exception:
 
 
 def translation(path: Path, error: apsw.Error) -> EverstepError:
-    """Return what callers are told about an error of APSW's."""
+    """Return the error that callers get for an error of APSW's."""
     if isinstance(error, apsw.FullError):
         return _full(path)
     if isinstance(error, (apsw.BusyError, apsw.LockedError)):
@@ -101,6 +98,7 @@ def _translated_failure(path: Path, error: apsw.IOError) -> EverstepError:
         )
     if code == apsw.SQLITE_IOERR_SHMSIZE and not has_space(path):
         return StoreFull(f"{path}: there is no space left for the index of its log, some 32 KB; free some")
-    if code == apsw.SQLITE_IOERR_WRITE and not has_space(path):  # SQLite says "full" of a disk, not of a user's share
+    # SQLite says "full" of a disk, not of a user's share.
+    if code == apsw.SQLITE_IOERR_WRITE and not has_space(path):
         return _full(path)
     return StoreError(f"{path}: the disk failed: {error}")

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import apsw
 
+from everstep.stores.sqlite import schema
 from everstep.stores.sqlite.connections import Connections
 
 _log = logging.getLogger("everstep")
 WAL_PAGES_MIN = 100
 WAL_PAGES_MAX = 800
 _SHARE = 10  # a tenth of the file
+_TOGETHER_PAGES = 400  # of file and log: so much a small store may take, since to move the log waits for the disk twice
+_FRAME_BYTES = schema.PAGE_BYTES + 24  # a page in the log, behind its header
+_ROOM = 1.1  # for the last commit, so that the log is not cut and extended each time
 _LONG = 4  # so many times longer than it should be: others wait until it is moved
 _LONG_SECONDS = 0.05  # how long they may be in the way
 _CUT_OFF_SECONDS = 0.5  # to wait for readers, when it shall be cut off
@@ -23,7 +27,8 @@ _CUT_OFF_SECONDS = 0.5  # to wait for readers, when it shall be cut off
 
 def wal_pages_for(pages: int) -> int:
     """Return how long the WAL of a file of so many pages may get before it is moved into it."""
-    return max(WAL_PAGES_MIN, min(WAL_PAGES_MAX, pages // _SHARE))
+    share = min(WAL_PAGES_MAX, pages // _SHARE)
+    return max(WAL_PAGES_MIN, share, _TOGETHER_PAGES - pages)
 
 
 class WriteAheadLog:
@@ -35,10 +40,15 @@ class WriteAheadLog:
         self._file = path
         self._moved = moved
         self._pages = 0
-        self._pages_max = WAL_PAGES_MIN
+        self._pages_max = WAL_PAGES_MIN  # until it is known how large the file is
         self._pages_tried = 0
         self.is_due = False
         """It is to be cut off after the next commit, however long it is."""
+
+    def measure(self, writer: apsw.Connection) -> None:
+        """See how large the file is, and let the log keep as much of its own file as it needs for that."""
+        self._pages_max = wal_pages_for(writer.pragma("page_count"))
+        writer.execute(f"PRAGMA journal_size_limit={int(_ROOM * self._pages_max * _FRAME_BYTES)}")
 
     def has_something(self) -> bool:
         """Whether there is anything in it, by this process or another."""
@@ -64,7 +74,7 @@ class WriteAheadLog:
         return True
 
     def _bound(self, connections: Connections) -> None:
-        """Keep the WAL in proportion to the file: small beside a small one, never more than 2 MB for long.
+        """Keep the WAL in proportion to the file: small beside a large one, never more than 2 MB for long.
 
         It begins anew when all of it is in the file. That may never be so by itself where several processes write all
         the time: then they wait for it, once in a while. What others have moved need not be moved again.
@@ -79,14 +89,13 @@ class WriteAheadLog:
         self._pages_tried = self._pages
         try:
             self._move(connections, is_whole=self._pages >= _LONG * self._pages_max)
-            pages: int = connections.writer.pragma("page_count")
+            self.measure(connections.writer)
         except apsw.BusyError:
             return  # the commit is safe in the WAL; another one will move it
         except apsw.Error:
             self._pages_tried = 0  # the disk may be full: the very next one shall try
             return
         self._pages = 0
-        self._pages_max = wal_pages_for(pages)
         self._moved()
 
     def _move(self, connections: Connections, *, is_whole: bool) -> None:
@@ -97,7 +106,7 @@ class WriteAheadLog:
         connections.writer.wal_checkpoint(mode=mode)
 
     def set_aside(self) -> None:
-        """Keep the log of a file that was overwritten from being taken for that of the file that is there now."""
+        """Set the log of a file that was overwritten aside: it must not be taken for the log of the file there now."""
         aside = Path(f"{self._path}.{time.time_ns()}")
         try:
             os.rename(self._path, aside)

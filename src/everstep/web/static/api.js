@@ -1,11 +1,12 @@
 // Talks to the server: one function per kind of call, errors as values that people can read.
 
 export class Problem extends Error {
-  constructor(status, { code, message, hint } = {}) {
+  constructor(status, { code, message, hint, similar } = {}) {
     super(message ?? "the server did not answer");
     this.status = status;
     this.code = code ?? "unreachable";
     this.hint = hint ?? "";
+    this.similar = similar ?? []; // what may be meant by a name that does not exist
   }
 }
 
@@ -30,16 +31,39 @@ export const post = (path, body, signal) =>
     signal,
   });
 
+const NO_ANSWER = {
+  message: "The server does not answer.",
+  hint: "Is `everstep ui` still running? The page goes on by itself when it is back.",
+};
+
+// Sends a file, and tells how much of it has gone: `fetch` does not say.
+export function upload(path, file, onSent) {
+  const request = new XMLHttpRequest();
+  const done = new Promise((resolve, reject) => {
+    request.open("POST", url(path));
+    request.responseType = "json";
+    request.setRequestHeader("Content-Type", "application/octet-stream");
+    request.setRequestHeader("X-Everstep", "1");
+    request.upload.onprogress = ({ loaded }) => onSent(loaded);
+    request.upload.onload = () => onSent(file.size);
+    request.onerror = () => reject(new Problem(0, NO_ANSWER));
+    request.onload = () => {
+      const { status, response } = request;
+      if (status === 200 && response) resolve(response);
+      else reject(new Problem(status, response?.error ?? { code: "bad_answer", message: `The server answered with ${status}.` }));
+    };
+    request.send(file);
+  });
+  return { done, stop: () => request.abort() };
+}
+
 async function ask(target, options) {
   let answer;
   try {
     answer = await fetch(target, { ...options, credentials: "same-origin" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, {
-      message: "The server does not answer.",
-      hint: "Is `everstep ui` still running? The page goes on by itself when it is back.",
-    });
+    throw new Problem(0, NO_ANSWER);
   }
   let document;
   try {
@@ -69,15 +93,36 @@ export function latest() {
   };
 }
 
-// Live updates. `onChange` is called for every change, `onState` with whether there is a connection.
+// Live updates. `onChange` is called for every change, `onState` with whether they come, and if not, why: "" where the
+// server itself does not answer. Browsers have six connections to a server for all their tabs, and then let the next one
+// wait: a tab that nobody looks at gives its own back.
 export function listen(thread, onChange, onState) {
-  const source = new EventSource(url("events", { thread }));
-  source.addEventListener("hello", () => onState(true));
-  source.addEventListener("change", () => {
-    onState(true);
-    onChange();
-  });
-  source.addEventListener("trouble", () => onState(false));
-  source.onerror = () => onState(false);
-  return () => source.close();
+  let source = null;
+  const open = () => {
+    source = new EventSource(url("events", { thread }));
+    source.addEventListener("hello", () => onState(true));
+    source.addEventListener("change", () => {
+      onState(true);
+      onChange();
+    });
+    source.addEventListener("trouble", ({ data }) => onState(false, JSON.parse(data).error.message));
+    source.onerror = () => onState(false, "");
+  };
+  const close = () => {
+    source?.close();
+    source = null;
+  };
+  const onVisible = () => {
+    if (document.hidden) close();
+    else if (!source) {
+      open();
+      onChange();
+    }
+  };
+  if (!document.hidden) open();
+  document.addEventListener("visibilitychange", onVisible);
+  return () => {
+    document.removeEventListener("visibilitychange", onVisible);
+    close();
+  };
 }

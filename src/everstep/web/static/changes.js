@@ -2,16 +2,25 @@
 import { html, signal, useEffect, useState } from "./vendor/ui.js";
 import { get, latest } from "./api.js";
 import { json, plural, shortId, visible } from "./format.js";
-import { address, follow, go, named, route, rows, select } from "./model.js";
+import { address, follow, go, labelOf, named, route, rows, select } from "./model.js";
 import { Block, Chip, CopyButton, Empty, IconButton, Key, Loading, LongText, Segments, Trouble, Value, Words } from "./parts.js";
 
 const SIGNS = { added: "+", removed: "−", changed: "~", edited: "~" };
 const form = signal("list");
 
-const nameOf = (id, fallback) => {
+const nameOf = (id) => {
   const row = rows.value?.rowOf(id);
-  return row ? `#${row.step}` : fallback != null ? `#${fallback}` : shortId(id);
+  return row ? `#${row.step}` : shortId(id);
 };
+
+// What the changes are against where nobody chose anything else. A branch begins at a checkpoint of another thread.
+function Parent({ data }) {
+  const [parent] = data.parents;
+  if (!parent) return html`<span>the first checkpoint: everything is new</span>`;
+  if (parent.step === null) return html`<span>its parent is gone: everything is shown as new</span>`;
+  const from = parent.thread_id === data.thread_id ? "" : `${labelOf(parent.thread_id)} `;
+  return html`<span>against parent <${Jump} id=${parent.id}>${visible(from)}#${parent.step}<//></span><span class="wide-only"><${Key}>c<//> another</span>`;
+}
 
 const Jump = ({ id, children }) => html`<a href=${address({ ...route.value, id, vs: null })} onClick=${follow(() => select(id))}>${children}</a>`;
 
@@ -27,12 +36,14 @@ function StateChange({ change }) {
         ? html`<${Words} words=${words} />`
         : html`${op !== "added" && html`<del><${Value} value=${before} /></del>`} ${op !== "removed" && html`<ins><${Value} value=${after} /></ins>`}`}
     </span>
-    <span class="change-tools">
-      <${CopyButton} text=${path} label="Copy the path" />
-      <${CopyButton} text=${() => JSON.stringify(op === "removed" ? before : after)} label="Copy the value" />
-    </span>
+    <${Tools} change=${change} />
   </div>`;
 }
+
+const Tools = ({ change: { op, path, before, after } }) => html`<span class="change-tools">
+  <${CopyButton} text=${path} label="Copy the path" />
+  <${CopyButton} icon="paste" text=${() => JSON.stringify(op === "removed" ? before : after)} label="Copy the value" />
+</span>`;
 
 function SideBySide({ changes }) {
   return html`<table class="sides">
@@ -40,7 +51,8 @@ function SideBySide({ changes }) {
     <tbody>
       ${changes.map(
         ({ op, path, before, after }) => html`<tr key=${path} class=${op}>
-          <th scope="row" class="mono" dir="auto"><span class="sign" aria-label=${op}>${SIGNS[op]}</span> ${visible(inside(path))}</th>
+          <th scope="row" class="mono" dir="auto"><span class="sign" aria-label=${op}>${SIGNS[op]}</span> ${visible(inside(path))}
+            <${Tools} change=${{ op, path, before, after }} /></th>
           <td>${op === "added" ? html`<span class="faint">nothing</span>` : html`<del><${Value} value=${before} /></del>`}</td>
           <td>${op === "removed" ? html`<span class="faint">nothing</span>` : html`<ins><${Value} value=${after} /></ins>`}</td>
         </tr>`,
@@ -123,7 +135,7 @@ export function ChangeList({ found }) {
 export const FormSwitch = () => html`<${Segments}
   label="How to show changes"
   value=${form.value}
-  options=${[["list", "List"], ["sides", "Side by side"], ["patch", "JSON Patch"]]}
+  options=${[["list", "List"], ["sides", "Side by side"], ["patch", "Patch"]]}
   onChange=${(next) => (form.value = next)}
 />`;
 
@@ -134,7 +146,6 @@ export function Changes({ data }) {
   const [error, setError] = useState(null);
   const vs = route.value.vs;
   const isChoosing = vs === data.id;
-  const parent = typeof data.parents?.[0] === "object" ? data.parents[0]?.id : data.parents?.[0];
   useEffect(() => {
     setError(null);
     if (isChoosing) return;
@@ -146,11 +157,8 @@ export function Changes({ data }) {
   const isCurrent = found && found.of === data.id && found.vs === vs;
   return html`<div class="changes">
     <div class="changes-top">
-      ${!vs &&
-      (parent
-        ? html`<span>against parent <${Jump} id=${parent}>${nameOf(parent, data.step - 1)}<//></span><span class="wide-only"><${Key}>c<//> to choose another</span>`
-        : html`<span>the first checkpoint: everything is new</span>`)}
-      ${vs && isChoosing && html`<span class="choosing">Choose another row to compare <b>${nameOf(vs)}</b> with.</span>`}
+      ${!vs && html`<${Parent} data=${data} />`}
+      ${vs && isChoosing && html`<span class="choosing">Choose another row to compare <b>${nameOf(vs)}</b> with.</span><button type="button" class="small narrow-only" onClick=${() => go({ id: null })}>Show the rows</button>`}
       ${vs && !isChoosing &&
       html`<span>from <${Jump} id=${vs}>${nameOf(vs)}<//> to <b>#${data.step}</b></span>
         <${IconButton} icon="swap" label="The other way round" className="quiet" onClick=${() => go({ id: vs, vs: data.id })} />`}

@@ -1,10 +1,10 @@
 // The checkpoint that is selected: what it is, what can be done with it, and its four tabs.
 import { html, useRef } from "./vendor/ui.js";
-import { bytes, count, duration, oneLine, plural, shortId, visible, whole } from "./format.js";
+import { bytes, count, dollars, duration, oneLine, plural, shortId, visible, when, whole } from "./format.js";
 import {
   address, canWrite, copy, detail, dialog, follow, go, labelOf, openTab, pin, route, select, selectedId, tabs, toggleCompare,
 } from "./model.js";
-import { Chip, Icon, Loading, Menu, NAMES, Trouble } from "./parts.js";
+import { Chip, Icon, Loading, LongText, Menu, NAMES, Trouble } from "./parts.js";
 import { Changes } from "./changes.js";
 import { Messages } from "./messages.js";
 import { RunTab } from "./runs.js";
@@ -14,31 +14,39 @@ import { Step } from "./step.js";
 const TITLES = { changes: "Changes", messages: "Messages", state: "State", step: "Step", run: "Run" };
 const VIEWS = { changes: Changes, messages: Messages, state: State, step: Step, run: RunTab };
 
-export const CheckpointLink = ({ id, step, children }) => html`<a
-  href=${address({ ...route.value, id, vs: null })}
-  onClick=${follow(() => select(id))}
-  >${children ?? (step != null ? `#${step}` : shortId(id))}</a
->`;
+// A checkpoint by its step, and by its thread where that is another one.
+export function CheckpointLink({ to: { id, step, thread_id: thread } }) {
+  const from = thread === route.value.thread ? "" : `${labelOf(thread)} `;
+  return html`<a href=${address({ ...route.value, id, vs: null })} dir="auto" onClick=${follow(() => select(id))}>${visible(from)}${step != null ? `#${step}` : shortId(id)}</a>`;
+}
 
 function Facts({ data }) {
   return html`<div class="facts">
     <span class="mono" title=${data.id}>#${data.step} · ${shortId(data.id)}</span>
     ${data.parents?.length > 1 && html`<span>${plural(data.parents.length, "parent")}</span>`}
-    <time datetime=${data.created_at}>${whole(data.created_at)}</time>
+    <time datetime=${data.created_at} title=${whole(data.created_at)}>${when(data.created_at)}</time>
     ${data.duration_ms != null && html`<span>${duration(data.duration_ms)}</span>`}
     ${data.tokens != null && html`<span>${count(data.tokens)} tokens</span>`}
-    ${data.cost != null && html`<span>${typeof data.cost === "number" ? `$${data.cost.toFixed(4)}` : visible(data.cost)}</span>`}
+    ${data.cost != null && html`<span>${dollars(data.cost)}</span>`}
     ${data.added_bytes != null && html`<span>+${bytes(data.added_bytes)}</span>`}
     ${data.thread_id !== route.value.thread && html`<span dir="auto" title=${data.thread_id}>in ${visible(labelOf(data.thread_id))}</span>`}
-    ${(data.chips ?? []).slice(0, 8).map((chip) => html`<${Chip} key=${chip.text} text=${chip.text} tone=${chip.tone} lane=${chip.lane} />`)}
+    ${(data.chips ?? []).filter(({ tone }) => tone !== "note").slice(0, 8).map((chip) => html`<${Chip} key=${chip.text} text=${chip.text} tone=${chip.tone} lane=${chip.lane} />`)}
   </div>`;
+}
+
+// The same address, with `.json` before the question mark.
+function asJson(data) {
+  const [place, query] = address({ ...route.value, tab: null, id: data.id }).split("?");
+  const asked = new URLSearchParams(query);
+  asked.set("tab", openTab.value);
+  return `${place}.json?${asked}`;
 }
 
 function Actions({ data }) {
   const isHead = data.head && !data.hidden;
   const vs = route.value.vs;
   return html`<div class="actions">
-    ${canWrite.value && html`<button type="button" class="primary" onClick=${() => (dialog.value = { name: "fork", data })}>Fork from here</button>`}
+    ${canWrite.value && html`<button type="button" class="primary" onClick=${() => (dialog.value = { name: "fork", data })}><span>Fork<span class="wide-only"> from here</span></span></button>`}
     ${canWrite.value &&
     html`<button
       type="button"
@@ -46,7 +54,7 @@ function Actions({ data }) {
       title=${isHead ? "This is the head already" : "Make this the head; later ones are hidden, not deleted"}
       onClick=${() => (dialog.value = { name: "rewind", data })}
     >
-      Rewind to here
+      <span>Rewind<span class="wide-only"> to here</span></span>
     </button>`}
     <button type="button" aria-pressed=${Boolean(vs)} onClick=${toggleCompare}>Compare</button>
     <button type="button" onClick=${() => (dialog.value = { name: "copy", data })}>Copy as…</button>
@@ -54,9 +62,10 @@ function Actions({ data }) {
       ${canWrite.value && html`<button type="button" onClick=${() => (dialog.value = { name: "edit", data })}><${Icon} name="state" />Edit the state and fork<kbd>e</kbd></button>`}
       ${canWrite.value && html`<button type="button" onClick=${() => pin(data, !data.pinned)}><${Icon} name="pin" />${data.pinned ? "Unpin" : "Pin: retention keeps it"}<kbd>p</kbd></button>`}
       ${canWrite.value && html`<button type="button" onClick=${() => (dialog.value = { name: "tags", data })}><${Icon} name="tag" />Tags…<kbd>t</kbd></button>`}
+      ${canWrite.value && html`<button type="button" onClick=${() => (dialog.value = { name: "note", data })}><${Icon} name="note" />${data.note ? "Change the note…" : "Note…"}<kbd>n</kbd></button>`}
       <button type="button" onClick=${() => copy(data.id, "The id is copied")}><${Icon} name="copy" />Copy the id</button>
       <button type="button" onClick=${() => copy(new URL(address({ ...route.value, id: data.id }), location.href).href, "The link is copied")}><${Icon} name="copy" />Copy a link to this view</button>
-      <a href=${`${address({ thread: route.value.thread, id: data.id })}.json`} target="_blank" rel="noopener"><${Icon} name="right" />Open as JSON</a>
+      <a href=${asJson(data)} target="_blank" rel="noopener"><${Icon} name="right" />Open as JSON</a>
     <//>
   </div>`;
 }
@@ -98,13 +107,14 @@ export function Detail() {
   const View = VIEWS[openTab.value];
   return html`<aside class="detail" aria-label="Checkpoint">
     <div class="detail-top">
-      <a class="back narrow-only" href=${address({ thread: route.value.thread })} aria-label="Back to the history" onClick=${follow(() => (route.value.id ? history.back() : null))}><${Icon} name="back" /> History</a>
+      <a class="back narrow-only" href=${address({ ...route.value, id: null })} aria-label="Back to the history" onClick=${follow(() => go({ id: null }))}><${Icon} name="back" /> History</a>
       ${error && html`<${Trouble} error=${error} />`}
       ${!data && !error && html`<${Loading} lines=${3} />`}
       ${data &&
       html`<h2 dir="auto"><span class=${`row-kind ${data.kind}`} title=${NAMES[data.kind]}><${Icon} name=${data.kind} /></span>
           <span class="detail-title">${oneLine(data.title).slice(0, 400)}</span></h2>
         <${Facts} data=${data} />
+        ${data.note && html`<p class="note" dir="auto"><${Icon} name="note" label="Note" /><${LongText} text=${data.note} /></p>`}
         <${Actions} data=${data} />`}
     </div>
     ${data && html`<${Tabs} data=${data} />`}

@@ -1,11 +1,12 @@
-// The windows over the page: rewind, copy as, operations, branches, keys.
-import { html, useEffect, useState } from "./vendor/ui.js";
+// The windows over the page: rewind, copy as, operations, tags, notes, keys.
+import { html, useEffect, useRef, useState } from "./vendor/ui.js";
 import { get } from "./api.js";
-import { ago, clock, oneLine, plural, python, quoteShell, visible, whole } from "./format.js";
-import { address, canWrite, describe, dialog, follow, go, labelOf, openThread, pin, redo, rewindTo, route, rows, tag, undo } from "./model.js";
+import { clock, oneLine, plural, python, quoteShell, visible, whole } from "./format.js";
+import { address, canWrite, describe, dialog, family, labelOf, note, pin, redo, remove, rewindTo, route, rows, tag, undo } from "./model.js";
 import { AsCode, Chip, Command, Dialog, Empty, Icon, Key, Loading, Trouble } from "./parts.js";
-import { familyOf } from "./graph.js";
+import { Branch, Branches } from "./branches.js";
 import { Fork } from "./editing.js";
+import { Import } from "./importing.js";
 import { Merge } from "./merging.js";
 import { Sizes } from "./storage.js";
 import { KEYS } from "./keys.js";
@@ -31,6 +32,8 @@ function Rewind({ data }) {
   const [isBusy, setBusy] = useState(false);
   const number = plan?.hidden ?? 0;
   const list = plan?.which ?? [];
+  const button = useRef(null);
+  useEffect(() => button.current?.focus(), [Boolean(plan)]); // it cannot have the focus before it can be pressed
   const send = async () => {
     setBusy(true);
     const done = await rewindTo(data, plan);
@@ -39,7 +42,7 @@ function Rewind({ data }) {
   };
   return html`<${Dialog}
     title=${`Rewind to #${data.step}`}
-    footer=${html`<span class="spacer"></span><button type="button" onClick=${close}>Cancel</button><button type="button" class="primary" autofocus disabled=${!plan || isBusy} onClick=${send}>Rewind</button>`}
+    footer=${html`<span class="spacer"></span><button type="button" onClick=${close}>Cancel</button><button type="button" class="primary" ref=${button} disabled=${!plan || isBusy} onClick=${send}>Rewind</button>`}
   >
     ${error && html`<${Trouble} error=${error} />`}
     ${!plan && !error && html`<${Loading} lines=${2} />`}
@@ -53,7 +56,7 @@ function Rewind({ data }) {
         ${number > 6 && html`<li class="faint">and ${plural(number - Math.min(6, list.length), "more", "more")}</li>`}
       </ul>`}`}
     <${AsCode}
-      command=${`everstep rewind ${quoteShell(data.ref)}`}
+      command=${`everstep rewind ${quoteShell(data.copy.ref)}`}
       python=${`await engine.rewind(${python(data.id)}, thread_id=${python(data.thread_id)})`}
       path="rewind"
       body=${{ ref: data.ref }}
@@ -65,21 +68,21 @@ function Rewind({ data }) {
 const curl = (text) => String(text).replace("$EVERSTEP_URL", new URL(document.baseURI).href.replace(/\/$/, ""));
 
 function Copy({ data }) {
-  const texts = data.copy ?? {};
+  const texts = data.copy;
   const link = `${location.origin}${address({ thread: route.value.thread, id: data.id })}`;
   return html`<${Dialog} title=${`#${data.step} as…`} wide=${true}>
-    <${Command} label="Python" text=${texts.python ?? ""} />
-    <${Command} label="Command" text=${texts.cli ?? `everstep show ${quoteShell(data.ref)}`} />
-    <${Command} label="curl" text=${curl(texts.curl ?? `curl '${link}.json'`)} />
+    <${Command} label="Python" text=${texts.python} />
+    <${Command} label="Command" text=${texts.cli} />
+    <${Command} label="curl" text=${curl(texts.curl)} />
     <${Command} label="Link" text=${link} />
   <//>`;
 }
 
-const KIND_ICONS = { rewind: "undo", branch: "fork", merge: "merge", pin: "pin", unpin: "pin", tag: "tag", untag: "tag" };
+const KIND_ICONS = { rewind: "undo", branch: "fork", merge: "merge", pin: "pin", unpin: "pin", tag: "tag", untag: "tag", note: "note", rename: "edit", archive: "archive", unarchive: "archive" };
 
 // Branches by the names that people gave them.
 function withLabels(text) {
-  const names = familyOf().map((row) => row.thread_id);
+  const names = family.value.items.map((item) => item.thread_id);
   names.sort((one, other) => other.length - one.length); // one may begin with another
   return names.reduce((shorter, name) => shorter.replaceAll(name, labelOf(name)), text);
 }
@@ -102,7 +105,7 @@ function Operations({ thread }) {
     <p>Everything that moved the head of <b dir="auto">${visible(thread)}</b> besides its own steps. Undo takes back the newest; steps made since are hidden, not lost.</p>
     ${error && html`<${Trouble} error=${error} />`}
     ${!found && !error && html`<${Loading} lines=${3} />`}
-    ${found && !list.length && html`<${Empty} title="Nothing yet"><p>Rewinds, forks, merges, pins and tags will be listed here.</p><//>`}
+    ${found && !list.length && html`<${Empty} title="Nothing yet"><p>Rewinds, forks, merges, pins, tags, notes and names will be listed here.</p><//>`}
     <ol class="operations">
       ${list.map(
         (operation) => html`<li key=${operation.id} class=${operation.undone ? "undone" : ""}>
@@ -117,34 +120,6 @@ function Operations({ thread }) {
       path="undo"
       body=${{ thread }}
     />
-  <//>`;
-}
-
-// The branches of the family: open one, or compare two.
-function Branches() {
-  const family = familyOf();
-  const [a, setA] = useState(null);
-  const choose = (row) => {
-    if (!a) return setA(row);
-    if (a.id !== row.id) {
-      go({ id: row.id, vs: a.id, tab: "changes" });
-      close();
-    }
-    return null;
-  };
-  return html`<${Dialog} title="Branches">
-    <p>${a ? html`Compare the head of <b dir="auto">${visible(a.thread_id)}</b> with…` : "Open a branch, or choose two to compare what they hold, and what was said in each."}</p>
-    <ul class="branches">
-      ${family.map(
-        (row) => html`<li key=${row.thread_id}>
-          <span class=${`lane-mark lane-${row.lane % 6}`} aria-hidden="true"></span>
-          <a href=${address({ thread: row.thread_id })} dir="auto" title=${row.thread_id} onClick=${follow(() => (openThread(row.thread_id), close()))}>${visible(labelOf(row.thread_id))}</a>
-          <span class="faint">#${row.step} · ${ago(row.created_at)}</span><span class="spacer"></span>
-          ${canWrite.value && row.thread_id !== route.value.thread && html`<button type="button" class="small" onClick=${() => (dialog.value = { name: "merge", source: row.thread_id })}>Merge…</button>`}
-          <button type="button" class="small" aria-pressed=${a?.id === row.id} onClick=${() => choose(row)}>Compare</button>
-        </li>`,
-      )}
-    </ul>
   <//>`;
 }
 
@@ -180,10 +155,69 @@ function Tags({ data }) {
         <button type="button" class="small" aria-label=${`Take the tag ${old} away`} onClick=${() => take(old)}>Take away</button></li>`)}
     </ul>`}
     <${AsCode}
-      command=${`everstep tag ${quoteShell(data.ref)} ${quoteShell(name.trim() || "NAME")}`}
+      command=${`everstep tag ${quoteShell(data.copy.ref)} ${quoteShell(name.trim() || "NAME")}`}
       python=${`await engine.tag(${python(data.id)}, ${python(name.trim() || "NAME")}, thread_id=${python(data.thread_id)})`}
       path="tag"
       body=${{ ref: data.ref, tag: name.trim() || "NAME" }}
+    />
+  <//>`;
+}
+
+// The only action that nothing brings back: whoever means it writes the name.
+function Delete({ thread }) {
+  const [plan, error] = useFetched("delete", { thread });
+  const [typed, setTyped] = useState("");
+  const label = labelOf(thread);
+  const isMeant = typed.trim() === label;
+  const send = (event) => {
+    event.preventDefault();
+    if (!isMeant) return;
+    close();
+    remove(thread);
+  };
+  return html`<${Dialog}
+    title="Delete this thread"
+    footer=${html`<span class="spacer"></span><button type="button" onClick=${close}>Cancel</button><button type="submit" form="delete-form" class="danger" disabled=${!plan || !isMeant}>Delete for good</button>`}
+  >
+    ${error && html`<${Trouble} error=${error} />`}
+    ${!plan && !error && html`<${Loading} lines=${2} />`}
+    ${plan && html`<form id="delete-form" onSubmit=${send}>
+      <p><b dir="auto" title=${visible(thread)}>${visible(label)}</b> and its <b>${plural(plan.checkpoints, "checkpoint")}</b>, hidden ones included, go for good: undo does not bring them back. Its branches are threads of their own, and stay.</p>
+      <p class="faint">A branch that is only in the way can be archived. An export keeps a copy.</p>
+      <label class="field"><span>Write <b dir="auto">${visible(label)}</b> if you mean it</span>
+        <input type="text" spellcheck="false" autocomplete="off" value=${typed} onInput=${(event) => setTyped(event.target.value)} /></label>
+    </form>`}
+    <${AsCode}
+      command=${`everstep rm ${quoteShell(thread)}`}
+      python=${`await engine.checkpointer.delete_thread(${python(thread)})`}
+      path="delete"
+      body=${{ thread }}
+    />
+  <//>`;
+}
+
+// What somebody notes about a checkpoint.
+function Note({ data }) {
+  const [text, setText] = useState(data.note);
+  const [isBusy, setBusy] = useState(false);
+  const wanted = text.trim();
+  const send = async (what) => {
+    setBusy(true);
+    if (await note(data, what)) close();
+    else setBusy(false);
+  };
+  return html`<${Dialog}
+    title=${`Note about #${data.step}`}
+    footer=${html`${data.note && html`<button type="button" disabled=${isBusy} onClick=${() => send("")}>Take it away</button>`}<span class="spacer"></span><button type="button" onClick=${close}>Cancel</button>
+      <button type="button" class="primary" disabled=${isBusy || !wanted || wanted === data.note} onClick=${() => send(wanted)}>Note</button>`}
+  >
+    <textarea class="note-text" aria-label="The note" rows="4" maxlength="2000" autofocus value=${text} onInput=${(event) => setText(event.target.value)}></textarea>
+    <p class="faint">It is kept beside the checkpoint, in the log of the thread. Undo takes it back.</p>
+    <${AsCode}
+      command=${`everstep note ${quoteShell(data.copy.ref)} ${quoteShell(wanted || "NOTE")}`}
+      python=${`await engine.note(${python(data.id)}, ${python(wanted || "NOTE")}, thread_id=${python(data.thread_id)})`}
+      path="note"
+      body=${{ ref: data.ref, note: wanted || "NOTE" }}
     />
   <//>`;
 }
@@ -203,13 +237,17 @@ export function Dialogs() {
   if (open.name === "operations") return html`<${Operations} thread=${open.thread} />`;
   if (open.name === "time") return html`<${Timing} thread=${open.thread} />`;
   if (open.name === "merge") return html`<${Merge} key=${open.source} source=${open.source} />`;
+  if (open.name === "import") return html`<${Import} />`;
   if (open.name === "branches") return html`<${Branches} />`;
+  if (open.name === "branch") return html`<${Branch} key=${open.thread} thread=${open.thread} />`;
   if (open.name === "sizes") return html`<${Dialog} title="Storage of this thread"><${Sizes} thread=${open.thread} /><//>`;
   if (open.name === "fork") return html`<${Fork} data=${open.data} />`;
   if (open.name === "edit") return html`<${Fork} data=${open.data} withEditor=${true} />`;
   if (open.name === "rewind") return html`<${Rewind} data=${open.data} />`;
   if (open.name === "copy") return html`<${Copy} data=${open.data} />`;
   if (open.name === "tags") return html`<${Tags} data=${open.data} />`;
+  if (open.name === "delete") return html`<${Delete} thread=${open.thread} />`;
+  if (open.name === "note") return html`<${Note} data=${open.data} />`;
   if (open.name === "pin") return html`<${Pin} data=${open.data} />`;
   return null;
 }

@@ -1,8 +1,8 @@
 // Forks: a name, and where wanted other values, checked while they are typed and compared before anything is saved.
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/ui.js";
 import { get, post } from "./api.js";
-import { bytes, json, plural, python, quoteShell, visible } from "./format.js";
-import { dialog, labelOf, openThread, renew, say, select } from "./model.js";
+import { bytes, json, piped, plural, python, quoteShell, visible } from "./format.js";
+import { dialog, go, labelOf, openThread, renew, say, select, undo } from "./model.js";
 import { AsCode, Chip, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
 
 const EDIT_MAX = 1_000_000;
@@ -98,10 +98,11 @@ export function Fork({ data, withEditor = false }) {
   const [texts, setTexts] = useState({});
   const [error, setError] = useState(null);
   const [isBusy, setBusy] = useState(false);
+  const isTooMuch = data.size_bytes > EDIT_MAX; // it is not even fetched
   const field = useRef(null);
   useEffect(() => field.current?.focus(), []);
   useEffect(() => {
-    if (!isEditing || stored) return;
+    if (!isEditing || stored || isTooMuch) return;
     const wanted = (pointer) => get("value", { ref: data.ref, pointer }).then((found) => found.value);
     Promise.all([wanted("/state"), wanted("/messages")])
       .then(([state, messages]) => {
@@ -117,7 +118,7 @@ export function Fork({ data, withEditor = false }) {
     return PARTS.flatMap(([key]) => patchOf(stored[key], parsed[key].value, `/${key}`));
   }, [stored, parsed, problem]);
   const isTooLarge = stored && texts[part]?.length > EDIT_MAX;
-  const canSend = name.trim() && !isBusy && !problem && !(isEditing && !stored && !error);
+  const canSend = name.trim() && !isBusy && !problem && !(isEditing && !isTooMuch && !stored && !error);
 
   const patch = changes.map(({ op, path, value }) => (op === "remove" ? { op, path } : { op, path, value }));
   const body = { ref: data.ref, name: name.trim() || "NAME", ...(patch.length ? { patch } : {}) };
@@ -128,7 +129,9 @@ export function Fork({ data, withEditor = false }) {
     try {
       const made = await post("fork", body);
       dialog.value = null;
-      say(`Forked at step ${data.step}: ${name.trim()}${patch.length ? `, with ${plural(patch.length, "edit")}` : ""}.`);
+      say(`Forked at step ${data.step}: ${name.trim()}${patch.length ? `, with ${plural(patch.length, "edit")}` : ""}.`, {
+        undo: () => takeBack(data),
+      });
       openThread(made.thread_id);
       await renew();
       if (made.id && patch.length) select(made.id, { replace: true });
@@ -137,9 +140,10 @@ export function Fork({ data, withEditor = false }) {
       setBusy(false);
     }
   };
-  const command = `everstep fork ${quoteShell(data.ref)} -b ${quoteShell(name.trim() || "NAME")}${changes.length ? " --patch edits.json" : ""}`;
+  const plain = `everstep fork ${quoteShell(data.copy.ref)} -b ${quoteShell(name.trim() || "NAME")}`;
+  const command = patch.length ? piped(patch, `${plain} --patch -`) : plain;
   const inPython = patch.length
-    ? `from everstep.views import actions\nawait actions.fork(engine, ${python(data.ref)}, ${python(body.name)}, patch=${python(patch)})`
+    ? `from everstep.views import actions\nawait actions.fork(engine, ${python(data.copy.ref)}, ${python(body.name)}, patch=${python(patch)})`
     : `await engine.branch(${python(data.id)}, ${python(body.name)}, thread_id=${python(data.thread_id)})`;
   return html`<${Dialog}
     title=${`Fork from #${data.step}`}
@@ -152,7 +156,8 @@ export function Fork({ data, withEditor = false }) {
       <label class="field">Name of the branch
         <input ref=${field} type="text" required maxlength="128" placeholder="try-the-bus" spellcheck="false" autocomplete="off" value=${name} onInput=${(event) => setName(event.target.value)} /></label>
       <label class="check"><input type="checkbox" checked=${isEditing} onChange=${(event) => setEditing(event.target.checked)} /> Edit the state or the messages first</label>
-      ${isEditing && !stored && !error && html`<${Loading} lines=${4} />`}
+      ${isEditing && isTooMuch && html`<${Empty} title="Too large to edit here"><p>This checkpoint holds ${bytes(data.size_bytes)}. Use <code>everstep fork --edit</code> with your own editor, or <code>--set</code> and <code>--patch</code>.</p><//>`}
+      ${isEditing && !isTooMuch && !stored && !error && html`<${Loading} lines=${4} />`}
       ${isEditing &&
       stored &&
       html`<div class="editing">
@@ -171,6 +176,12 @@ export function Fork({ data, withEditor = false }) {
     </form>
     <${AsCode} command=${command} python=${inPython} path="fork" body=${body} />
   <//>`;
+}
+
+// The branch is an operation of the thread that it came from. One goes back there first: what is undone is not to be seen.
+function takeBack(data) {
+  go({ view: "thread", thread: data.thread_id, id: data.id, vs: null });
+  undo(data.thread_id);
 }
 
 function checked(key, title, parsed) {

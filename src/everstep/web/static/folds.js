@@ -19,15 +19,17 @@ const follows = (row, above) =>
   row.lane === above.lane && row.thread_id === above.thread_id && row.namespace === above.namespace &&
   Boolean(row.hidden) === Boolean(above.hidden) && has(above, "out") && has(row, "in") && passing(row) === passing(above);
 
-// The runs among the rows that are known by their place; `isWanted` says which rows may be in one.
-export function runsOf(items, least, isWanted) {
+// The runs among the rows that are known by their place; `groupOf` says which rows may be in one together: those of the
+// same group, and none without a group.
+export function runsOf(items, least, groupOf) {
   const runs = [];
   let run = null;
   for (const place of [...items.keys()].sort((a, b) => a - b)) {
     const row = items.get(place);
-    if (!isWanted(row) || !isPlain(row)) run = null;
-    else if (run && place === run.last + 1 && follows(row, items.get(run.last))) run.last = place;
-    else runs.push((run = { first: place, last: place }));
+    const group = isPlain(row) ? groupOf(row) : undefined;
+    if (group === undefined) run = null;
+    else if (run?.group === group && place === run.last + 1 && follows(row, items.get(run.last))) run.last = place;
+    else runs.push((run = { first: place, last: place, group }));
   }
   return runs.filter(({ first, last }) => last - first + 1 >= least);
 }

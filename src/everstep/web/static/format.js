@@ -48,6 +48,12 @@ export function whole(iso) {
   });
 }
 
+// A time in a line: of today only the clock.
+export function when(iso, now = Date.now()) {
+  const isToday = new Date(iso).toDateString() === new Date(now).toDateString();
+  return isToday ? `today ${new Date(iso).toLocaleTimeString("en-GB")}` : whole(iso);
+}
+
 export function duration(ms) {
   if (ms == null) return "";
   if (ms < 1000) return `${Math.round(ms)} ms`;
@@ -56,6 +62,9 @@ export function duration(ms) {
   return `${(ms / 3600e3).toFixed(1)} h`;
 }
 
+// What a step cost: small sums have more digits.
+export const dollars = (n) => `$${n.toFixed(n < 1 ? 4 : 2)}`;
+
 // The part of an id that tells it from others: its last, which is random. References may be written so.
 export function shortId(id) {
   const text = String(id ?? "");
@@ -63,12 +72,11 @@ export function shortId(id) {
   return last.length >= 8 ? last.slice(0, 8) : text.slice(-12);
 }
 
-// A branch has a name of its own, and a long id that tells where it came from: "trip-branch-cheap-922df61bf47f8bc8".
-export function branchName(thread, origin) {
-  const from = String(origin ?? "").replace(/@[^@]*$/, "");
-  const found = from && thread.startsWith(`${from}-branch-`) ? /^(.+)-[0-9a-f]{8,}$/.exec(thread.slice(from.length + 8)) : null;
-  return found ? { name: found[1], from } : { name: thread, from: "" };
-}
+// A branch has the name that it was made with in a long id: "trip-branch-cheap-922df61bf47f8bc8".
+export const branchName = (thread) => /-branch-(.+)-[0-9a-f]{16}$/s.exec(thread)?.[1] ?? thread;
+
+// The thread that a branch came from, of the reference to where it began.
+export const threadIn = (origin) => String(origin ?? "").replace(/@[^@]*$/, "");
 
 // Characters that would change how the text around them is shown are made visible; everything else stays.
 const HIDDEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
@@ -100,10 +108,14 @@ function marked(_, value) {
 export function python(value) {
   if (value === null || value === undefined) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
+  if (value.$type === "missing") return "everstep.MISSING";
   if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
   if (typeof value === "object") return `{${Object.entries(value).map(([key, inner]) => `${python(key)}: ${python(inner)}`).join(", ")}}`;
   return JSON.stringify(value);
 }
+
+// A command that reads a value from its standard input, as JSON.
+export const piped = (value, command) => `printf %s ${quoteShell(JSON.stringify(value))} | ${command}`;
 
 export const quoteShell = (text) =>
   /^[\w@%+=:,./~#-]+$/.test(text) && !text.startsWith("~") && !text.startsWith("#")

@@ -2,10 +2,11 @@
 import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./vendor/ui.js";
 import { get } from "./api.js";
 import { summed } from "./folds.js";
-import { branchName, bytes, clock, count, duration, oneLine, plural, visible, whole } from "./format.js";
+import { PAGE } from "./rows.js";
+import { bytes, clock, count, dollars, duration, oneLine, plural, shortId, threadIn, visible, whole } from "./format.js";
 import {
-  NO_FILTER, address, canWrite, compareWith, dialog, filter, follow, fresh, isFiltered, openThread, route, rows, say, select, selectedId,
-  threadOf, undo,
+  NO_FILTER, address, canWrite, compareWith, dialog, family, filter, follow, fresh, go, isFiltered, labelOf, openStart, openThread, route, rows, say,
+  select, selectedId, sizes, undo,
 } from "./model.js";
 import { Chip, Empty, Icon, IconButton, Loading, Menu, NAMES, Trouble, laneOf } from "./parts.js";
 import { RunPanel } from "./runs.js";
@@ -13,6 +14,7 @@ import { RunPanel } from "./runs.js";
 export const ROW = 28;
 const AHEAD = 12; // rows above and below those in view
 const LANE_ROOM = 132; // how wide the lanes may get before they move closer together
+const ASKED_HEADS_MAX = 40;
 const HEIGHT_MAX = 15_000_000; // browsers end elements near 33 million pixels: longer lists have a scaled scroll bar
 const view = signal({ top: 0, height: 600 });
 const pointed = signal(null); // the id of a row in the run that the keyboard has come to
@@ -97,12 +99,24 @@ export async function moveToEnd() {
 }
 
 // To the next head of another branch, above or below.
-export function moveToBranch(step) {
+export async function moveToBranch(step) {
   const made = rows.peek();
+  if (!made) return;
   const from = currentPlace() ?? 0;
-  const heads = [...made.items].filter(([, row]) => row.head && !row.hidden).map(([place]) => place).sort((a, b) => a - b);
+  const heads = await placesOfHeads(made);
   const next = step > 0 ? heads.find((place) => place > from) : heads.findLast((place) => place < from);
-  if (next !== undefined) selectPlace(next);
+  if (next !== undefined && rows.peek() === made) selectPlace(next);
+}
+
+// Where the heads are: those whose rows are here, and those further down.
+async function placesOfHeads(made) {
+  const places = [...made.items].filter(([, row]) => row.head && !row.hidden).map(([place]) => place);
+  if (!made.isFiltered && made.items.size < made.count) {
+    const others = family.peek().items.filter(({ id }) => made.placeOf(id) === undefined).slice(0, ASKED_HEADS_MAX);
+    const found = await Promise.all(others.map(({ id }) => get("place", { thread: made.thread, id }).catch(() => ({ place: null }))));
+    places.push(...found.map(({ place }) => place).filter((place) => place !== null));
+  }
+  return places.sort((a, b) => a - b);
 }
 
 // -- folding
@@ -127,7 +141,7 @@ export function toggleFolds() {
   pointed.value = null;
   if (made.folds.runs.length) refold(made, place, () => made.unfoldAll());
   else if (!refold(made, place, () => made.fold(new Set([selectedId.peek(), route.peek().vs])))) {
-    say("There is nothing to fold: no four plain steps follow each other in what is loaded.");
+    say("There is nothing to fold: no four plain steps follow each other.");
   }
 }
 
@@ -171,6 +185,9 @@ export function Lanes({ row, lanes, isSelected }) {
 
 export const width = (lanes) => 26 + Math.max(0, lanes - 1) * Math.min(16, LANE_ROOM / Math.max(1, lanes));
 
+// Room for the longest number of a step among the newest rows, which have the highest.
+const stepWidth = (made) => 24 + 7.5 * Math.max(2, String(made.row(0)?.step ?? made.total ?? 0).length);
+
 // An edge within one row: through it, into its dot, out of it, or both.
 function lines({ from, to, kind }, x, dot, middle) {
   if (kind === "pass") return curve(x(from), 0, x(to), ROW);
@@ -190,9 +207,8 @@ function curve(x1, y1, x2, y2) {
 function Row({ row, place, top, made, isSelected, isCompared }) {
   const changed = made.changed.get(row.id)?.text ?? "";
   const chips = row.chips ?? [];
-  const facts = [row.duration_ms != null && duration(row.duration_ms), row.tokens != null && `${count(row.tokens)} tokens`]
-    .filter(Boolean)
-    .join(" · ");
+  const facts = [row.duration_ms != null && duration(row.duration_ms), row.tokens != null && `${count(row.tokens)} tokens`, row.cost != null && dollars(row.cost)]
+    .filter(Boolean);
   const choose = (event) => {
     pointed.value = null;
     if (event.ctrlKey || event.metaKey) compareWith(row.id);
@@ -206,6 +222,7 @@ function Row({ row, place, top, made, isSelected, isCompared }) {
     aria-posinset=${place + 1}
     aria-setsize=${made.count}
     aria-label=${`step ${row.step}, ${NAMES[row.kind] ?? row.kind}, ${oneLine(row.title).slice(0, 200)}${changed ? `, ${changed}` : ""}`}
+    title=${facts.join(" · ") || null}
     style=${{ transform: `translateY(${top}px)` }}
     onClick=${choose}
   >
@@ -222,7 +239,7 @@ function Row({ row, place, top, made, isSelected, isCompared }) {
       ${isCompared && html`<${Chip} text="compared" />`}
       ${chips.map((chip) => html`<${Chip} key=${chip.text} text=${chip.text} tone=${chip.tone} lane=${chip.lane} />`)}
     </span>
-    <span class="row-facts">${facts}</span>
+    <span class="row-facts">${facts.map((fact) => html`<span key=${fact}>${fact}</span>`)}</span>
     <time class="row-time" datetime=${row.created_at} title=${whole(row.created_at)}>${clock(row.created_at)}</time>
     <span class="row-bytes">${row.added_bytes == null ? "" : `+${bytes(row.added_bytes)}`}</span>
   </div>`;
@@ -315,9 +332,12 @@ function List({ made }) {
     view.value = { top: element.current.scrollTop, height: element.current.clientHeight };
   });
 
+  // At once: after the paint a quick hand has pointed at something else already.
+  useLayoutEffect(() => {
+    pointed.value = null;
+  }, [made, shown]);
   // What is selected by a link or the back button comes into view, wherever in the history it is.
   useEffect(() => {
-    pointed.value = null;
     if (!shown) return undefined;
     const known = made.placeOf(shown);
     const run = known === undefined ? undefined : made.folds.runAt(known);
@@ -389,7 +409,7 @@ function List({ made }) {
     tabindex="0"
     aria-activedescendant=${isInView ? `row-${active}` : null}
     data-count=${made.count}
-    style=${{ "--lanes": `${width(made.lanes)}px` }}
+    style=${{ "--lanes": `${width(made.lanes)}px`, "--step": `${stepWidth(made)}px` }}
   >
     <div class="rows-all" role="presentation" style=${{ height: `${Math.min(HEIGHT_MAX, made.lines * ROW)}px` }}>${items}</div>
   </div>`;
@@ -407,24 +427,29 @@ function Filters({ made }) {
   const counts = useRef({});
   if (!made.isFiltered && made.isReady) counts.current = made.counts;
   const known = counts.current;
+  const isPart = !made.isFiltered && made.total > PAGE; // the newest are counted, and there are more
+  const wasPart = useRef(false);
+  if (!made.isFiltered) wasPart.current = isPart;
+  const counted = (number) => `${count(number)}${number && wasPart.current ? "+" : ""}`;
+  const note = wasPart.current ? `Among the newest ${PAGE}; the filter looks at all` : null;
   const toggle = (name) => set({ kind: kind.includes(name) ? kind.filter((other) => other !== name) : [...kind, name] });
   return html`<div class="filters" role="group" aria-label="Filters">
     <button type="button" class="filter" aria-pressed=${!isFiltered.value} onClick=${() => (filter.value = NO_FILTER)}>
       all ${made.isFiltered ? "" : count(made.total)}
     </button>
     ${FILTERS.filter(([name]) => known[name] || kind.includes(name)).map(
-      ([name, text]) => html`<button type="button" key=${name} class="filter" aria-pressed=${kind.includes(name)} onClick=${() => toggle(name)}>
-        ${text} <span>${count(known[name])}</span>
+      ([name, text]) => html`<button type="button" key=${name} class="filter" title=${note} aria-pressed=${kind.includes(name)} onClick=${() => toggle(name)}>
+        ${text} <span>${counted(known[name])}</span>
       </button>`,
     )}
-    ${(known.error > 0 || errors) &&
-    html`<button type="button" class="filter" aria-pressed=${errors} onClick=${() => set({ errors: !errors })}>
-      errors <span>${count(known.error)}</span>
+    ${(known.error > 0 || errors || wasPart.current) &&
+    html`<button type="button" class="filter" title=${note} aria-pressed=${errors} onClick=${() => set({ errors: !errors })}>
+      errors <span>${counted(known.error)}</span>
     </button>`}
     <button type="button" class="filter" title="Also what a rewind has hidden" aria-pressed=${hidden} onClick=${() => set({ hidden: !hidden })}>
       <${Icon} name="eye" /> hidden
     </button>
-    <button type="button" class="filter" title="Fold runs of plain steps that are loaded into one row each (z)" aria-pressed=${made.folds.runs.length > 0} onClick=${toggleFolds}>
+    <button type="button" class="filter" title="Fold runs of plain steps into one row each (z)" aria-pressed=${made.folds.runs.length > 0} onClick=${toggleFolds}>
       <${Icon} name="fold" /> fold
     </button>
   </div>`;
@@ -464,17 +489,49 @@ function PathFilter() {
   </form>`;
 }
 
-const LABELS = { kind: "kind", errors: "errors only", user_turns: "turns only", path: "changed path", text: "words", hidden: "hidden ones too" };
+const LABELS = { kind: "the kind", errors: "errors only", user_turns: "turns only", path: "the path", text: "the words" };
 
 function NothingLeft({ made }) {
   const active = Object.entries(filter.value).filter(([name, value]) => name !== "hidden" && (Array.isArray(value) ? value.length : value));
   return html`<${Empty} title="No checkpoint passes the filter">
     <p>
       ${made.hiddenByFilter ? `${plural(made.hiddenByFilter, "checkpoint")} of this thread ${made.hiddenByFilter === 1 ? "is" : "are"} left out by ` : "Left out by "}
-      ${active.map(([name, value], number) => html`${number ? " and " : ""}<b>${LABELS[name]}${value === true ? "" : ` ${visible(value)}`}</b>`)}.
+      ${active.map(([name, value], number) => html`${number ? " and " : ""}${LABELS[name]}${value !== true && html` <b dir="auto">${visible(value)}</b>`}`)}.
     </p>
     <p><button type="button" onClick=${() => (filter.value = NO_FILTER)}>Show all</button></p>
   <//>`;
+}
+
+const Gone = ({ name }) => html`<${Empty} title="This thread is gone">
+  <p><b dir="auto">${visible(labelOf(name))}</b> was deleted while you looked at it. Its branches are threads of their own, and stay.</p>
+  <p><button type="button" onClick=${openStart}>Show all threads</button></p>
+<//>`;
+
+// A history that cannot be shown: why, and what may be meant instead.
+function NoHistory({ made }) {
+  const { error } = made;
+  const similar = error.status === 404 ? error.similar : [];
+  return html`<div class="no-history">
+    <${Trouble} error=${similar.length ? { message: error.message } : error} retry=${error.status === 404 ? null : () => made.load(0)} />
+    ${similar.length > 0 && html`<ul>${similar.slice(0, 5).map((name) => html`<li key=${name}><a href=${address({ thread: name })} dir="auto" onClick=${follow(() => openThread(name))}>${visible(name)}</a></li>`)}</ul>`}
+  </div>`;
+}
+
+// What the thread takes, and which part of what full copies would take, as soon as that is known.
+function Size({ name }) {
+  const { bytes: size, full } = sizes.value[name] ?? {};
+  if (size == null) return null;
+  const times = Math.round(full / size);
+  return html`<span class="bar-size" title="What this thread takes; the menu tells more">${bytes(size)}${times > 1 && `, 1/${count(times)} of copies`}</span>`;
+}
+
+// Where the history is all that one sees: what the next row is compared with.
+function Comparing() {
+  const { vs } = route.value;
+  const row = rows.value.rowOf(vs);
+  if (!vs) return null;
+  return html`<p class="comparing narrow-only">Choose a row to compare <b>${row ? `#${row.step}` : shortId(vs)}</b> with.
+    <${IconButton} icon="close" label="End comparing" className="quiet" onClick=${() => go({ vs: null })} /></p>`;
 }
 
 // -- the pane
@@ -484,34 +541,41 @@ export function Graph() {
   const name = route.value.thread;
   if (!made) return html`<main class="graph"></main>`;
   made.version.value;
-  const thread = threadOf(name);
-  const shown = branchName(name, thread?.origin);
-  const branches = familyOf(made);
+  const branch = family.value.items.find((item) => item.thread_id === name && item.is_branch);
+  const from = threadIn(branch?.origin);
+  const isFamily = family.value.items.length > 1;
+  const isShown = !made.isGone && !(made.error && !made.isReady);
   return html`<main class="graph" aria-label="History">
     <div class="bar">
       <div class="bar-title">
-        <a class="back narrow-only" href=${address({})} aria-label="All threads" onClick=${(event) => { event.preventDefault(); history.length > 1 ? history.back() : openThread(null); }}><${Icon} name="back" /></a>
-        <h1 dir="auto" title=${visible(name)}>${visible(shown.name)}</h1>
-        ${shown.from && html`<span class="bar-from">branch of <a href=${address({ thread: shown.from })} dir="auto" onClick=${follow(() => openThread(shown.from))}>${visible(shown.from)}</a></span>`}
+        <a class="back narrow-only" href=${address({})} aria-label="All threads" onClick=${follow(openStart)}><${Icon} name="back" /></a>
+        <h1 dir="auto" title=${visible(name)}>${visible(labelOf(name))}</h1>
+        ${from && html`<span class="bar-from">branch of <a href=${address({ thread: from })} dir="auto" title=${visible(from)} onClick=${follow(() => openThread(from))}>${visible(labelOf(from))}</a></span>`}
         <span class="spacer"></span>
+        <${Size} name=${name} />
         <${PathFilter} key=${name} />
-        ${branches.length > 1 && html`<button type="button" class="small" onClick=${() => (dialog.value = { name: "branches" })}>${plural(branches.length, "branch", "branches")}</button>`}
+        ${isFamily && html`<button type="button" class="small" onClick=${() => (dialog.value = { name: "branches" })}>${plural(family.value.items.length, "branch", "branches")}</button>`}
         <${Menu} label="More about this thread">
           <button type="button" onClick=${() => (dialog.value = { name: "operations", thread: name })}><${Icon} name="history" />Operations and undo<kbd>o</kbd></button>
           <button type="button" onClick=${() => (dialog.value = { name: "time", thread: name })}><${Icon} name="clock" />Time that steps took<kbd>T</kbd></button>
           ${canWrite.value && html`<button type="button" onClick=${() => undo(name)}><${Icon} name="undo" />Undo the last operation<kbd>u</kbd></button>`}
-          ${canWrite.value && html`<button type="button" disabled=${branches.length < 2} onClick=${() => (dialog.value = { name: "merge" })}><${Icon} name="merge" />Merge a branch…<kbd>M</kbd></button>`}
-          <button type="button" disabled=${branches.length < 2} onClick=${() => (dialog.value = { name: "branches" })}><${Icon} name="swap" />Compare branches…</button>
+          ${canWrite.value && html`<button type="button" disabled=${!isFamily} onClick=${() => (dialog.value = { name: "merge" })}><${Icon} name="merge" />Merge a branch…<kbd>M</kbd></button>`}
+          <button type="button" disabled=${!isFamily} onClick=${() => (dialog.value = { name: "branches" })}><${Icon} name="swap" />Compare branches…<kbd>b</kbd></button>
+          ${canWrite.value && branch && html`<button type="button" onClick=${() => (dialog.value = { name: "branch", thread: name })}><${Icon} name="edit" />Rename or archive…</button>`}
           <button type="button" onClick=${() => (dialog.value = { name: "sizes", thread: name })}><${Icon} name="disk" />Storage of this thread</button>
           <${Exports} thread=${name} />
+          ${canWrite.value && html`<button type="button" onClick=${() => (dialog.value = { name: "import" })}><${Icon} name="upload" />Import a file…</button>`}
+          ${canWrite.value && html`<button type="button" class="danger" onClick=${() => (dialog.value = { name: "delete", thread: name })}><${Icon} name="close" />Delete for good…</button>`}
         <//>
       </div>
-      <${Filters} key=${name} made=${made} />
+      ${isShown && html`<${Filters} key=${name} made=${made} />`}
     </div>
-    <${RunPanel} key=${`run ${name}`} />
-    ${made.error && !made.isReady && html`<${Trouble} error=${made.error} retry=${() => made.load(0)} />`}
+    ${isShown && html`<${Comparing} /><${RunPanel} key=${`run ${name}`} />`}
+    ${made.isGone && html`<${Gone} name=${name} />`}
+    ${made.error && !made.isReady && html`<${NoHistory} made=${made} />`}
+    ${made.error && isShown && html`<div class="no-rows"><${Trouble} error=${made.error} retry=${() => made.renew()} /></div>`}
     ${!made.isReady && !made.error && html`<div class="rows-loading"><${Loading} lines=${12} /></div>`}
-    ${made.isReady && made.count === 0 && (made.isFiltered ? html`<${NothingLeft} made=${made} />` : html`<${Empty} title="No checkpoints">
+    ${isShown && made.isReady && made.count === 0 && (made.isFiltered ? html`<${NothingLeft} made=${made} />` : html`<${Empty} title="No checkpoints">
       <p>This thread has none, or they are all hidden by a rewind.</p>
       <p><button type="button" onClick=${() => set({ hidden: true })}>Show hidden ones</button></p><//>`)}
     ${made.isReady && made.count > 0 && html`<${List} key=${name} made=${made} />`}
@@ -522,13 +586,3 @@ export function Graph() {
 }
 
 const Exports = ({ thread }) => html`<a href=${new URL(`api/v1/export?thread=${encodeURIComponent(thread)}`, document.baseURI)} download><${Icon} name="download" />Export as a file</a>`;
-
-// The threads whose rows are here, each with its newest.
-export function familyOf(made = rows.value) {
-  const found = new Map();
-  if (!made) return [];
-  for (const [, row] of made.items) if (row.head && !row.namespace && !found.has(row.thread_id)) found.set(row.thread_id, row);
-  return [...found.values()];
-}
-
-export { IconButton };

@@ -6,8 +6,8 @@ export const KEYS = [
   ["Rows", [["j k", "next, previous (also the arrow keys)"], ["Home End", "newest, oldest"], ["PageUp PageDown", "a page"], ["Ctrl ↑ ↓", "child, parent"], ["[ ]", "branch above, below"], ["z", "fold runs of steps, open all"], ["Enter", "open a folded run"]]],
   ["Tabs", [["d", "changes"], ["m", "messages"], ["s", "state"], ["i", "step: input and output"]]],
   ["Compare", [["c", "keep this one, then choose another"], ["Ctrl click", "compare a row with the selected one"], ["x", "the other way round"]]],
-  ["Change", [["f", "fork"], ["e", "edit the state and fork"], ["r", "rewind"], ["M", "merge a branch"], ["p", "pin"], ["t", "tags"], ["u", "undo"], ["U", "redo"]]],
-  ["Page", [["/", "find a thread"], ["g", "find in this history"], ["o", "operations"], ["T", "time that steps took"], ["y", "copy as Python, command, curl"], ["?", "this list"], ["Esc", "close, end comparing"]]],
+  ["Change", [["f", "fork"], ["e", "edit the state and fork"], ["r", "rewind"], ["M", "merge a branch"], ["p", "pin"], ["t", "tags"], ["n", "note"], ["u", "undo"], ["U", "redo"]]],
+  ["Page", [["/", "find a thread"], ["g", "find in this history"], ["o", "operations"], ["b", "branches"], ["T", "time that steps took"], ["y", "copy as Python, command, curl"], ["?", "this list"], ["Esc", "close, end comparing"]]],
 ];
 
 const TAB_OF = { d: "changes", m: "messages", s: "state", i: "step" };
@@ -63,6 +63,7 @@ const WRITES = {
   M: () => (dialog.value = { name: "merge" }),
   p: () => open("pin"),
   t: () => open("tags"),
+  n: () => open("note"),
   u: () => undo(),
   U: () => redo(),
 };
@@ -73,6 +74,7 @@ const OTHERS = {
   c: toggleCompare,
   x: () => route.peek().vs && selectedId.peek() && go({ id: route.peek().vs, vs: selectedId.peek() }),
   y: () => open("copy"),
+  b: () => (dialog.value = { name: "branches" }),
   o: () => (dialog.value = { name: "operations", thread: route.peek().thread }),
   T: () => (dialog.value = { name: "time", thread: route.peek().thread }),
 };

@@ -1,9 +1,8 @@
 // Merges: what comes over by itself, what both sides changed, a decision for each, and the outcome before it is saved.
 import { html, useEffect, useMemo, useState } from "./vendor/ui.js";
 import { get, latest, post } from "./api.js";
-import { plural, python, quoteShell, shortId, visible } from "./format.js";
-import { complain, dialog, labelOf, openThread, renew, route, rows, say, select, undo } from "./model.js";
-import { familyOf } from "./graph.js";
+import { piped, plural, python, quoteShell, shortId, threadIn, visible } from "./format.js";
+import { complain, dialog, family, labelOf, openThread, renew, route, rows, say, select, undo } from "./model.js";
 import { ChangeList } from "./changes.js";
 import { AsCode, Chip, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
 
@@ -34,8 +33,9 @@ function ConflictBox({ conflict, choice, onChoose, names }) {
   const { path, base, ours, theirs } = conflict;
   const isLists = Array.isArray(ours) && Array.isArray(theirs);
   const isBad = choice?.kind === "edit" && decided(conflict, choice) === undefined;
+  const text = choice?.text ?? JSON.stringify(isMissing(ours) ? theirs : ours, null, 2); // another value begins as one of theirs
   const option = (kind, label, content) => html`<label class=${`side ${choice?.kind === kind ? "on" : ""}`}>
-    <span class="side-head"><input type="radio" name=${`conflict-${path}`} checked=${choice?.kind === kind} onChange=${() => onChoose({ kind, text: choice?.text ?? "" })} /> ${label}</span>
+    <span class="side-head"><input type="radio" name=${`conflict-${path}`} checked=${choice?.kind === kind} onChange=${() => onChoose({ kind, text })} /> ${label}</span>
     <span class="side-value">${content}</span>
   </label>`;
   return html`<fieldset class=${`conflict ${choice && !isBad ? "settled" : ""}`}>
@@ -56,11 +56,21 @@ function ConflictBox({ conflict, choice, onChoose, names }) {
   </fieldset>`;
 }
 
+// What one most likely wants: from a branch that is open into where it came from, else from another into what is open.
+function usual(given, names) {
+  const open = route.value.thread;
+  const origin = threadIn(family.value.items.find((item) => item.thread_id === open)?.origin);
+  if (!given && names.includes(origin)) return { source: open, into: origin };
+  const others = family.value.items.filter((item) => item.thread_id !== open);
+  const [latest] = others.toSorted((a, b) => a.archived - b.archived || Date.parse(b.updated_at) - Date.parse(a.updated_at));
+  return { source: given ?? latest?.thread_id ?? "", into: open };
+}
+
 export function Merge({ source: given = null }) {
-  const family = familyOf();
-  const names = family.map((row) => row.thread_id);
-  const [into, setInto] = useState(route.value.thread);
-  const [source, setSource] = useState(given ?? names.find((name) => name !== route.value.thread) ?? "");
+  const isKnown = family.value.thread === route.value.thread;
+  const names = family.value.items.map((item) => item.thread_id);
+  const [chosen, setChosen] = useState(null);
+  const { source, into } = chosen ?? usual(given, names); // the family may come later than this window
   const [plan, setPlan] = useState(null);
   const [error, setError] = useState(null);
   const [choices, setChoices] = useState({});
@@ -72,17 +82,24 @@ export function Merge({ source: given = null }) {
     if (!source || !into || source === into) return;
     call((stop) => get("merge", { source, into }, stop)).then((found) => found && setPlan(found)).catch(setError);
   }, [source, into]);
+  // Whoever chooses the other side for one means both the other way round.
+  const choose = (change) => {
+    const next = { source, into, ...change };
+    setChosen(next.source === next.into ? { source: into, into: source } : next);
+  };
   const conflicts = plan?.conflicts ?? [];
   const open = conflicts.filter((conflict) => decided(conflict, choices[conflict.path]) === undefined);
-  const isDone = plan && !open.length;
+  const isDone = plan && !plan.up_to_date && !open.length;
   const outcome = useMemo(() => withChoices(plan, choices), [plan, choices]);
-  const chooseAll = (kind) => setChoices(Object.fromEntries(conflicts.map((conflict) => [conflict.path, { kind, text: "" }])));
+  const chooseAll = (kind) => setChoices(Object.fromEntries(conflicts.map((conflict) => [conflict.path, { kind }])));
 
   const settled = conflicts.filter((conflict) => !open.includes(conflict));
   const resolve = Object.fromEntries(settled.map((conflict) => {
     const choice = choices[conflict.path];
     return [conflict.path, choice.kind === "edit" ? { value: decided(conflict, choice) } : { take: choice.kind }];
   }));
+  const values = Object.fromEntries(settled.map((conflict) => [conflict.path, decided(conflict, choices[conflict.path])]));
+  const command = `everstep merge ${quoteShell(source)} --into ${quoteShell(into)}`;
   const body = { source, into, ...(settled.length ? { resolve } : {}) };
   const send = async () => {
     setBusy(true);
@@ -99,8 +116,9 @@ export function Merge({ source: given = null }) {
       setError(failure);
     }
   };
-  const picker = (label, value, onChange, others) => html`<label class="field">${label}
-    <select value=${value} onChange=${(event) => onChange(event.target.value)}>${others.map((name) => html`<option key=${name} value=${name} selected=${name === value} title=${name}>${visible(labelOf(name))}</option>`)}</select></label>`;
+  const picker = (label, value, onChange) => html`<label class="field">${label}
+    <select value=${value} onChange=${(event) => onChange(event.target.value)}>${names.map((name) => html`<option key=${name} value=${name} selected=${name === value} title=${name}>${visible(labelOf(name))}</option>`)}</select></label>`;
+  if (!isKnown) return html`<${Dialog} title="Merge" wide=${true}><${Loading} lines=${5} /><//>`;
   if (names.length < 2) {
     return html`<${Dialog} title="Merge"><${Empty} title="Nothing to merge"><p>This thread has no branches. Fork it first.</p><//><//>`;
   }
@@ -111,10 +129,11 @@ export function Merge({ source: given = null }) {
       <span class="spacer"></span><button type="button" onClick=${() => (dialog.value = null)}>Cancel</button>
       <button type="button" class="primary" disabled=${!isDone || isBusy} onClick=${send}>Merge</button>`}
   >
-    <div class="pickers">${picker("Take what was done in", source, setSource, names.filter((name) => name !== into))}<span class="into" aria-hidden="true">→</span>${picker("and put it into", into, setInto, names.filter((name) => name !== source))}</div>
+    <div class="pickers">${picker("Take what was done in", source, (name) => choose({ source: name }))}<span class="into" aria-hidden="true">→</span>${picker("and put it into", into, (name) => choose({ into: name }))}</div>
     ${error && html`<${Trouble} error=${error} />`}
     ${!plan && !error && html`<${Loading} lines=${5} />`}
-    ${plan &&
+    ${plan?.up_to_date && html`<${Empty} title="Nothing to merge"><p><b dir="auto">${visible(labelOf(into))}</b> has all of <b dir="auto">${visible(labelOf(source))}</b> already.</p><//>`}
+    ${plan && !plan.up_to_date &&
     html`<p>${plan.base?.length > 0 && html`Both came from <code>${baseName(plan.base)}</code>. `}${plan.auto ? html`<b>${plural(plan.auto, "change")}</b> ${plan.auto === 1 ? "comes" : "come"} over by ${plan.auto === 1 ? "itself" : "themselves"}. ` : ""}${conflicts.length
       ? html`<b>${plural(conflicts.length, "path")}</b> ${conflicts.length === 1 ? "was" : "were"} changed on both sides: decide.`
       : "Nothing was changed on both sides."}</p>
@@ -123,8 +142,8 @@ export function Merge({ source: given = null }) {
       <h3 class="section">Outcome <span>against ${visible(labelOf(into))} as it is now</span></h3>
       <div><${ChangeList} found=${outcome} /></div>`}
     <${AsCode}
-      command=${`everstep merge ${quoteShell(source)} --into ${quoteShell(into)}${conflicts.length ? " --resolve choices.json" : ""}`}
-      python=${`from everstep.views import actions\nawait actions.merge(engine, ${python(source)}, ${python(into)}${settled.length ? `, ${python(resolve)}` : ""})`}
+      command=${settled.length ? piped(resolve, `${command} --resolve -`) : command}
+      python=${`await engine.merge_branch(${python(source)}, ${python(into)}${settled.length ? `, resolve=${python(values)}` : ""})`}
       path="merge"
       body=${body}
     />

@@ -1,11 +1,19 @@
 // The conversation: who said what, tool calls with their results, nothing of it ever taken for markup.
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/ui.js";
+import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./vendor/ui.js";
 import { get, latest, url } from "./api.js";
 import { bytes, count, json, plural, visible } from "./format.js";
 import { go, labelOf, named, route } from "./model.js";
+import { Markdown } from "./markdown.js";
 import { Block, Chip, CopyButton, Empty, Icon, IconButton, Loading, LongText, Trouble } from "./parts.js";
 
 const call = latest();
+const isMarkdown = signal(false); // off until somebody wants it: what was said is shown as it was said
+
+// What somebody or something said. What tools answer is no prose.
+const Said = ({ text, role }) =>
+  isMarkdown.value && role !== "tool" ? html`<${Markdown} text=${text} />` : html`<${LongText} text=${text} mono=${role === "tool"} />`;
+
+const MarkdownSwitch = () => html`<button type="button" class="small" title="Headings, lists and code as such; nothing in it is loaded or followed" aria-pressed=${isMarkdown.value} onClick=${() => (isMarkdown.value = !isMarkdown.value)}>Markdown</button>`;
 
 // One conversation, or, where a checkpoint is compared with another one, both from where they part.
 export function Messages({ data }) {
@@ -34,6 +42,7 @@ function Pair({ data, vs }) {
     <div class="changes-top">
       <span>${common ? `the same up to message ${count(common)}` : "different from the first message on"}</span>
       <span class="spacer"></span>
+      <${MarkdownSwitch} />
       <${IconButton} icon="swap" label="The other way round" className="quiet" onClick=${() => go({ id: vs, vs: data.id })} />
       <${IconButton} icon="close" label="One conversation again" className="quiet" onClick=${() => go({ vs: null })} />
     </div>
@@ -97,6 +106,7 @@ function Conversation({ data }) {
     <div class="changes-top">
       <span>${plural(page.total, "message")}</span>
       <span class="spacer"></span>
+      ${!isRaw && html`<${MarkdownSwitch} />`}
       <button type="button" class="small" aria-pressed=${isRaw} onClick=${() => setRaw(!isRaw)}>Raw JSON</button>
     </div>
     ${page.cursor && html`<p class="earlier"><button type="button" onClick=${() => load(page.cursor)}>Show earlier messages${more > 0 ? ` (${count(more)})` : ""}</button></p>`}
@@ -112,17 +122,17 @@ function Message({ message, byIndex, data }) {
   return html`<div class=${`message ${role}`}>
     <div class="who">
       <span class="role">${visible(role || "message")}</span>${name && html`<span>${visible(name)}</span>`}
-      <span class="spacer"></span><span class="faint">${count(message.index + 1)}</span>
-      <${CopyButton} text=${text ?? ""} label="Copy the text" />
+      <span class="spacer"></span><${CopyButton} text=${text ?? ""} label="Copy the text" />
+      <span class="faint">${count(message.index + 1)}</span>
     </div>
-    ${parts?.length ? parts.map((part, number) => html`<${Part} key=${number} part=${part} role=${role} />`) : text ? html`<${LongText} text=${text} mono=${role === "tool"} />` : null}
+    ${parts?.length ? parts.map((part, number) => html`<${Part} key=${number} part=${part} role=${role} />`) : text ? html`<${Said} text=${text} role=${role} />` : null}
     ${message.text_length > (text ?? "").length && html`<p class="hint">The first ${count(text.length)} of ${count(message.text_length)} characters. <a href=${url("value", { ref: data.ref, pointer: `/messages/${message.index}` })} download=${`message-${message.index + 1}.json`}>Download the whole message</a></p>`}
     ${(calls ?? []).map((one, number) => html`<${Call} key=${one.id ?? number} call=${one} byIndex=${byIndex} />`)}
   </div>`;
 }
 
 function Part({ part, role }) {
-  if (part.type === "text") return html`<div><${LongText} text=${part.text} mono=${role === "tool"} /></div>`;
+  if (part.type === "text") return html`<div><${Said} text=${part.text} role=${role} /></div>`;
   if (part.type === "reasoning") {
     return html`<details class="reasoning"><summary>reasoning, ${count((part.text ?? "").length)} characters</summary><${LongText} text=${part.text ?? ""} /></details>`;
   }

@@ -8,6 +8,7 @@ export const TABS = ["changes", "messages", "state", "step", "run"]; // the last
 export const info = signal(null);
 export const problem = signal(null); // the server cannot be reached at all
 export const live = signal(null); // null: not yet, true, false
+export const storeTrouble = signal(""); // why the store cannot be read, where the server itself answers
 export const dialog = signal(null); // { name, ...what it needs }
 export const toast = signal(null); // { text, undo, tone }
 export const canWrite = computed(() => info.value !== null && !info.value.read_only);
@@ -16,14 +17,14 @@ export const canWrite = computed(() => info.value !== null && !info.value.read_o
 
 const root = new URL(document.baseURI).pathname;
 
+const VIEWS = { "": "threads", t: "threads", storage: "storage", runs: "runs" }; // those that name no thread
+
 function readRoute() {
   const path = location.pathname.startsWith(root) ? location.pathname.slice(root.length) : "";
   const parts = path.split("/").map(decode);
   const query = new URLSearchParams(location.search);
-  const tab = TABS.includes(query.get("tab")) ? query.get("tab") : query.get("tab") === "diff" ? "changes" : "changes";
-  if (parts[0] === "storage") return { view: "storage", thread: null, id: null, tab, vs: null };
-  if (parts[0] === "runs") return { view: "runs", thread: null, id: null, tab, vs: null };
-  if (parts[0] !== "t" || !parts[1]) return { view: "threads", thread: null, id: null, tab, vs: null };
+  const tab = TABS.includes(query.get("tab")) ? query.get("tab") : "changes";
+  if (parts[0] !== "t" || !parts[1]) return { view: VIEWS[parts[0]] ?? "nowhere", thread: null, id: null, tab, vs: null };
   const id = parts[2] === "c" && parts[3] ? parts[3] : null;
   return { view: "thread", thread: parts[1], id, tab, vs: query.get("vs") };
 }
@@ -36,13 +37,16 @@ function decode(part) {
   }
 }
 
+// Behind an address `.json` means the same as JSON: a name that ends so is not to be taken for that.
+const encode = (name) => encodeURIComponent(name).replace(/\.json$/, "%2Ejson");
+
 export function address({ view, thread, id, tab, vs }) {
   if (view === "storage" || view === "runs") return `${root}${view}`;
   if (!thread) return root;
   const query = new URLSearchParams();
   if (tab && tab !== "changes") query.set("tab", tab);
   if (vs) query.set("vs", vs);
-  const place = `${root}t/${encodeURIComponent(thread)}${id ? `/c/${encodeURIComponent(id)}` : ""}`;
+  const place = `${root}t/${encode(thread)}${id ? `/c/${encode(id)}` : ""}`;
   return place + (query.size ? `?${query}` : "");
 }
 
@@ -62,6 +66,7 @@ addEventListener("popstate", () => {
   route.value = readRoute();
 });
 
+export const openStart = () => go({ view: "threads", thread: null, id: null, vs: null });
 export const openThread = (thread) => go({ view: "thread", thread, id: null, vs: null, tab: route.value.tab });
 export const openRuns = () => go({ view: "runs", thread: null, id: null, vs: null });
 export const openStorage = () => go({ view: "storage", thread: null, id: null, vs: null });
@@ -84,7 +89,8 @@ export async function loadThreads({ more = false } = {}) {
   const before = threads.value;
   const limit = more ? 50 : Math.min(200, Math.max(50, before.items.length));
   try {
-    const query = { text, status, limit, cursor: more ? before.cursor : null };
+    const isWithArchived = status === "archived";
+    const query = { text, status: isWithArchived ? "" : status, archived: isWithArchived, limit, cursor: more ? before.cursor : null };
     const page = await threadCall((stop) => get("threads", query, stop));
     if (!page) return;
     const items = more ? [...before.items, ...page.threads] : page.threads;
@@ -94,13 +100,14 @@ export async function loadThreads({ more = false } = {}) {
   }
 }
 
-// By activity as the server lists them, or by name: then only those that are loaded.
+// By activity as the server lists them; in other orders only those that are loaded.
 export const order = signal("activity");
 
 export const sortedThreads = computed(() => {
   const { items } = threads.value;
-  if (order.value === "activity") return items;
-  return items.toSorted((a, b) => a.thread_id.localeCompare(b.thread_id, "en", { numeric: true }));
+  if (order.value === "steps") return items.toSorted((a, b) => b.steps - a.steps);
+  if (order.value === "name") return items.toSorted((a, b) => a.thread_id.localeCompare(b.thread_id, "en", { numeric: true }));
+  return items;
 });
 
 // A size is the sum of all that a thread is made of: it is asked for where somebody looks, one after the other, once
@@ -108,13 +115,16 @@ export const sortedThreads = computed(() => {
 const SIZED_STEPS_MAX = 5000;
 const SIZED_AGAIN_MS = 30_000;
 const SIZED_AFTER_MS = 400;
-export const sizes = signal({}); // by thread: { head, bytes, at }
+export const sizes = signal({}); // by thread: { head, bytes, full, at }
 const unsized = new Map(); // threads in view whose size is not known yet
 let isSizing = false;
 
-export function wantSize({ thread_id: name, head, steps }) {
+export const isTooLongToSize = ({ steps }) => steps > SIZED_STEPS_MAX;
+
+export function wantSize(item, { isAsked = false } = {}) {
+  const { thread_id: name, head } = item;
   const known = sizes.peek()[name];
-  if (steps > SIZED_STEPS_MAX || known?.head === head || (known && Date.now() - known.at < SIZED_AGAIN_MS)) return;
+  if ((isTooLongToSize(item) && !isAsked) || known?.head === head || (known && Date.now() - known.at < SIZED_AGAIN_MS)) return;
   unsized.set(name, head);
   if (isSizing) return;
   isSizing = true;
@@ -127,21 +137,39 @@ async function measure() {
   while (unsized.size) {
     const [name, head] = unsized.entries().next().value;
     unsized.delete(name);
-    let size = null;
+    let found = {};
     try {
-      size = (await get("storage", { thread: name })).total_bytes;
+      found = await get("storage", { thread: name });
     } catch {
       // It is gone or damaged: whoever opens it is told.
     }
-    sizes.value = { ...sizes.peek(), [name]: { head, bytes: size, at: Date.now() } };
+    const { total_bytes: size = null, full_bytes: full = null } = found;
+    sizes.value = { ...sizes.peek(), [name]: { head, bytes: size, full, at: Date.now() } };
   }
   isSizing = false;
 }
 
-// What a person calls a thread: a branch by its own name.
-export const labelOf = (name) => branchName(name, threadOf(name)?.origin).name;
+// What a person calls a thread: a branch by its own name, which may have changed.
+export const labelOf = (name) => (branchOf(name) ?? threadOf(name))?.name ?? branchName(name);
 
 export const threadOf = (name) => threads.value.items.find((item) => item.thread_id === name);
+
+// -- the family of the open thread
+
+const NO_FAMILY = { thread: null, items: [] };
+export const family = signal(NO_FAMILY);
+const familyCall = latest();
+
+const branchOf = (name) => family.value.items.find((item) => item.thread_id === name);
+
+async function loadFamily(thread) {
+  try {
+    const found = await familyCall((stop) => get("branches", { thread }, stop));
+    if (found) family.value = { thread, items: found.branches };
+  } catch {
+    family.value = { thread, items: [] }; // whoever opens it is told why
+  }
+}
 
 // -- rows of the open thread
 
@@ -185,11 +213,26 @@ effect(() => {
 
 effect(() => {
   const thread = openName.value;
+  if (thread) loadFamily(thread);
+  else family.value = NO_FAMILY;
+});
+
+effect(() => {
+  const thread = openName.value;
   const wanted = filter.value;
   if (thread) openRows(thread, wanted);
 });
 
-export const selectedId = computed(() => (route.value.view === "thread" ? route.value.id ?? automatic.value : null));
+// Whether the open thread was deleted while somebody looked at it.
+export const isGone = computed(() => {
+  rows.value?.version.value;
+  return Boolean(rows.value?.isGone);
+});
+
+export const selectedId = computed(() => {
+  const isAny = route.value.view === "thread" && !isGone.value;
+  return isAny ? route.value.id ?? automatic.value : null;
+});
 
 export function select(id, { replace = false } = {}) {
   if (id) go({ id }, { replace });
@@ -234,7 +277,9 @@ async function loadDetail(id) {
     if (waiting && waiting.id === id) dialog.value = { name: waiting.name, data };
     waiting = null;
   } catch (error) {
-    detail.value = { id, data: null, error };
+    const before = detail.peek();
+    const isShown = before.id === id && before.data && error.status !== 404;
+    if (!isShown) detail.value = { id, data: null, error }; // what is shown stays while the store does not answer
   }
 }
 
@@ -305,7 +350,8 @@ export async function renew() {
     isStale = false;
     const open = run.peek().thread;
     const isOnRuns = route.peek().view === "runs";
-    await Promise.all([loadThreads(), rows.peek()?.renew(), open && loadRun(open), isOnRuns && loadRuns()]);
+    const thread = openName.peek();
+    await Promise.all([loadThreads(), thread && loadFamily(thread), rows.peek()?.renew(), open && loadRun(open), isOnRuns && loadRuns()]);
     const shown = selectedId.peek();
     if (shown) await loadDetail(shown);
   } while (isStale);
@@ -314,9 +360,10 @@ export async function renew() {
 
 effect(() => {
   const thread = openName.value;
-  return listen(thread, renew, (isOn) => {
+  return listen(thread, renew, (isOn, reason = "") => {
     const wasOff = live.peek() === false;
     live.value = isOn;
+    storeTrouble.value = reason;
     if (isOn && wasOff) renew();
   });
 });
@@ -389,6 +436,41 @@ export const tag = (row, name, given) =>
     say(given ? `Tagged: ${labelOf(row.thread_id)}@${name} now means this checkpoint.` : `The tag ${name} is taken away.`, {
       undo: () => undo(row.thread_id),
     });
+    await renew();
+    return true;
+  });
+
+export const note = (row, text) =>
+  act(async () => {
+    await post("note", { ref: row.ref, note: text });
+    say(text ? "Noted." : "The note is taken away.", { undo: () => undo(row.thread_id) });
+    await renew();
+    return true;
+  });
+
+// One leaves first: what is deleted is not to be asked for.
+export const remove = (thread) =>
+  act(async () => {
+    const label = labelOf(thread);
+    openStart();
+    const done = await post("delete", { thread });
+    say(`${label} is deleted, with ${plural(done.checkpoints, "checkpoint")}.`);
+    await renew();
+    return true;
+  });
+
+export const rename = (thread, name) =>
+  act(async () => {
+    const done = await post("rename", { thread, name });
+    say(`The branch is called ${done.name} now.`, { undo: () => undo(thread) });
+    await renew();
+    return true;
+  });
+
+export const archive = (thread, archived) =>
+  act(async () => {
+    const done = await post("archive", { thread, archived });
+    say(archived ? `${done.name} is archived: lists leave it out.` : `${done.name} is back in the lists.`, { undo: () => undo(thread) });
     await renew();
     return true;
   });

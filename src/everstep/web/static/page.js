@@ -2,10 +2,12 @@
 import { effect, html, render } from "./vendor/ui.js";
 import { visible } from "./format.js";
 import {
-  address, begin, canWrite, detail, dialog, follow, go, info, live, openRuns, openStorage, problem, route, setTheme, theme, toast,
+  address, begin, canWrite, detail, dialog, follow, info, live, openRuns, openStart, openStorage, problem, route, setTheme, storeTrouble,
+  theme, toast,
 } from "./model.js";
 import { Chip, IconButton, Key, Logo, Trouble } from "./parts.js";
-import { ThreadList, Welcome } from "./threads.js";
+import { ThreadList } from "./threads.js";
+import { Nowhere, Welcome } from "./start.js";
 import { Graph } from "./graph.js";
 import { Detail } from "./detail.js";
 import { Dialogs } from "./dialogs.js";
@@ -16,17 +18,15 @@ import { listenToKeys } from "./keys.js";
 const THEMES = ["system", "light", "dark"];
 const THEME_ICONS = { system: "system", light: "sun", dark: "moon" };
 
-const toStart = () => go({ view: "threads", thread: null, id: null, vs: null });
-
 function Live() {
   if (live.value === null) return html`<span class="live off"></span>`;
-  return live.value
-    ? html`<span class="live" role="status" title="Changes by others appear by themselves"><span class="dot"></span>live</span>`
-    : html`<span class="live broken" role="status" title="The server does not answer; this page tries again"><span class="dot"></span>no connection</span>`;
+  if (live.value) return html`<span class="live" role="status" title="Changes by others appear by themselves"><span class="dot"></span>live</span>`;
+  const title = storeTrouble.value || "The server does not answer; this page tries again";
+  return html`<span class="live broken" role="status" title=${visible(title)}><span class="dot"></span>${storeTrouble.value ? "store unreadable" : "no connection"}</span>`;
 }
 
 const Header = () => html`<header class="head">
-  <a class="brand" href=${address({})} onClick=${follow(toStart)}><${Logo} /><b>everstep</b></a>
+  <a class="brand" href=${address({})} onClick=${follow(openStart)}><${Logo} /><b>everstep</b></a>
   <span class="store mono" title=${info.value?.store}>${visible(info.value?.store ?? "")}</span>
   <span class="spacer"></span>
   ${info.value?.demo && html`<${Chip} text="demo" />`}
@@ -76,7 +76,8 @@ function Page() {
     <${Header} />
     <${ThreadList} />
     ${view === "thread" && html`<${Graph} /><${Detail} />`}
-    ${view === "threads" && html`<main class="start"><${Welcome} /></main>`}
+    ${view === "threads" && html`<main class="start" aria-label="Start"><${Welcome} /></main>`}
+    ${view === "nowhere" && html`<main class="start" aria-label="Nothing"><${Nowhere} /></main>`}
     ${view === "runs" && html`<${RunsPage} />`}
     ${view === "storage" && html`<${StoragePage} />`}
     <${Footer} />

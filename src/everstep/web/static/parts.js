@@ -1,6 +1,6 @@
 // Small things that many places use: icons, chips, menus, dialogs, values.
 import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./vendor/ui.js";
-import { bytes, count, json, quoteShell, visible } from "./format.js";
+import { ago, bytes, count, json, quoteShell, visible, whole } from "./format.js";
 import { copy, dialog } from "./model.js";
 
 const PATHS = {
@@ -14,7 +14,6 @@ const PATHS = {
   error: '<path d="M3.500 3.500l7 7M10.500 3.500l-7 7"/>',
   search: '<circle cx="6" cy="6" r="3.800"/><path d="M9 9l3.300 3.300"/>',
   clock: '<circle cx="7" cy="7" r="5"/><path d="M7 4.200V7l2 1.500"/>',
-  tag: '<path d="M2.500 2.500h4.700l4.800 4.800-4.700 4.700-4.800-4.800z"/><circle cx="5" cy="5" r=".8"/>',
   pin: '<path d="M5 2h4l-.5 4 2 2H3.500l2-2zM7 8v4.500"/>',
   sun: '<circle cx="7" cy="7" r="2.500"/><path d="M7 1v1.200M7 11.800V13M1 7h1.200M11.800 7H13M2.800 2.800l.8.8M10.400 10.400l.8.8M2.800 11.200l.8-.8M10.400 3.600l.8-.8"/>',
   moon: '<path d="M11.500 8.500A5 5 0 0 1 5.500 2.500 5 5 0 1 0 11.500 8.500z"/>',
@@ -22,6 +21,7 @@ const PATHS = {
   run: '<path d="M4 2.500v9l7-4.500z"/>',
   disk: '<ellipse cx="7" cy="3.500" rx="4.500" ry="1.800"/><path d="M2.500 3.500v7c0 1 2 1.800 4.500 1.800s4.500-.8 4.500-1.800v-7M2.500 7c0 1 2 1.800 4.500 1.800S11.500 8 11.500 7"/>',
   copy: '<rect x="4.500" y="4.500" width="7.500" height="7.500" rx="1.200"/><path d="M9.500 4.500V3.200A1.200 1.200 0 0 0 8.300 2H3.200A1.200 1.200 0 0 0 2 3.200v5.100a1.200 1.200 0 0 0 1.200 1.200h1.300"/>',
+  paste: '<rect x="2.500" y="3" width="9" height="9.500" rx="1.200"/><path d="M5 3V1.800h4V3M5 6.500h4M5 9h2.500"/>',
   history: '<path d="M2 7a5 5 0 1 0 1.500-3.500L2 5M2 2v3h3M7 4.500V7l2 1.500"/>',
   eye: '<path d="M1.500 7c2.500-4.600 8.500-4.600 11 0-2.500 4.600-8.500 4.600-11 0z"/><circle cx="7" cy="7" r="1.700"/>',
   fold: '<path d="M2 7h10M7 1v3.500M5.200 3L7 4.800 8.800 3M7 13V9.500M5.200 11L7 9.200 8.800 11"/>',
@@ -31,8 +31,11 @@ const PATHS = {
   down: '<path d="M3 5l4 4 4-4"/>',
   close: '<path d="M3.500 3.500l7 7M10.500 3.500l-7 7"/>',
   undo: '<path d="M3 5.500h5.500a3 3 0 0 1 0 6H6M5.500 3L3 5.500 5.500 8"/>',
-  sort: '<path d="M2 3.500h8M2 7h5.500M2 10.500h3M10.500 6.500v5M8.800 9.800l1.700 1.700 1.700-1.700"/>',
   swap: '<path d="M2.500 5h9L9 2.500M11.500 9h-9L5 11.500"/>',
+  edit: '<path d="M9.500 2.500l2 2L5 11l-2.500.5L3 9z"/>',
+  archive: '<path d="M2 3h10v2.500H2zM3 5.500V11h8V5.500M5.800 7.800h2.400"/>',
+  note: '<path d="M3 2h8v7l-2.500 3H3zM8.500 12V9H11M5 5h4M5 7.200h2.500"/>',
+  upload: '<path d="M7 9.500v-7M4 5.500L7 2.500l3 3M2.500 12h9"/>',
   download: '<path d="M7 2v7M4 6.500L7 9.500l3-3M2.500 12h9"/>',
   tag: '<path d="M2 2h4.500L12 7.500 7.500 12 2 6.500z"/><circle cx="4.500" cy="4.500" r=".6" fill="currentColor"/>',
 };
@@ -73,6 +76,20 @@ export const Chip = ({ text, tone = "plain", lane = null, title }) => html`<span
   >${visible(text)}</span
 >`;
 
+const TONES = { waiting: "warn", interrupted: "warn", failed: "error", damaged: "error", ready: "added", running: "branch" };
+
+// How a thread or a run is, where there is something to say about it.
+export const Status = ({ status, title }) => status && html`<${Chip} text=${status} tone=${TONES[status] ?? "plain"} lane=${0} title=${title} />`;
+
+const tick = signal(0);
+setInterval(() => tick.value++, 15_000);
+
+// How long ago something was, which does not stand still while nothing else happens.
+export function Ago({ at }) {
+  tick.value;
+  return html`<time datetime=${at} title=${whole(at)}>${ago(at)}</time>`;
+}
+
 export const Key = ({ children }) => html`<kbd>${children}</kbd>`;
 
 export const IconButton = ({ icon, label, onClick, disabled, pressed, className = "" }) => html`<button
@@ -87,8 +104,8 @@ export const IconButton = ({ icon, label, onClick, disabled, pressed, className 
   <${Icon} name=${icon} />
 </button>`;
 
-export const CopyButton = ({ text, label = "Copy" }) => html`<${IconButton}
-  icon="copy"
+export const CopyButton = ({ text, label = "Copy", icon = "copy" }) => html`<${IconButton}
+  icon=${icon}
   label=${label}
   className="quiet"
   onClick=${(event) => {
@@ -110,8 +127,10 @@ export const Loading = ({ lines = 3 }) => html`<div class="loading" role="status
 
 export const Empty = ({ title, children }) => html`<div class="empty"><p class="empty-title">${title}</p>${children}</div>`;
 
+const TITLE_MAX = 140; // what is longer is a text, and bold would make it hard to read
+
 export const Trouble = ({ error, retry }) => html`<div class="trouble" role="alert">
-  <p class="trouble-title">${visible(error.message)}</p>
+  <p class=${error.message.length > TITLE_MAX ? "trouble-text" : "trouble-title"}>${visible(error.message)}</p>
   ${error.hint && html`<p>${visible(error.hint)}</p>`}
   ${retry && html`<p><button type="button" onClick=${retry}>Try again</button></p>`}
 </div>`;
@@ -126,6 +145,7 @@ export function Menu({ label, children, className = "", icon = null, text = null
       if (event.type === "keydown" && event.key !== "Escape") return;
       if (event.type === "pointerdown" && box.current?.contains(event.target)) return;
       if (event.type === "keydown") event.stopPropagation();
+      if (event.type === "keydown") box.current?.querySelector("button").focus(); // not to be lost with the menu
       setOpen(false);
     };
     addEventListener("pointerdown", close);
@@ -170,6 +190,8 @@ export function Dialog({ title, children, wide = false, footer = null, onClose =
   useLayoutEffect(() => {
     const own = element.current;
     own.showModal();
+    // Without a field to begin with the browser takes the first button, which would be the one that closes it.
+    if (document.activeElement?.classList.contains("dialog-close")) own.querySelector(".dialog-body").focus();
     return () => own.close();
   }, []);
   return html`<dialog
@@ -185,9 +207,9 @@ export function Dialog({ title, children, wide = false, footer = null, onClose =
     <div class="dialog-box">
       <header class="dialog-head">
         <h2>${title}</h2>
-        <${IconButton} icon="close" label="Close" onClick=${onClose} />
+        <${IconButton} icon="close" label="Close" className="dialog-close" onClick=${onClose} />
       </header>
-      <div class="dialog-body">${children}</div>
+      <div class="dialog-body" tabindex="-1">${children}</div>
       ${footer && html`<footer class="dialog-foot">${footer}</footer>`}
     </div>
   </dialog>`;
@@ -205,19 +227,22 @@ export const Command = ({ label, text }) => html`<div class="command">
 const way = signal("command");
 const WAYS = [["command", "Command"], ["python", "Python"], ["curl", "curl"]];
 
-// An action as a command, in Python and as a request: each does the same. `body` is what the page itself would send.
-export function AsCode({ command, python, path, body }) {
-  const texts = { command, python, curl: curlOf(path, body) };
+// An action as a command, in Python and as a request: each does the same. `body` is what the page itself would send,
+// unless it is no JSON: then `curl` is the whole request.
+export function AsCode({ command, python, path, body, curl }) {
+  const texts = { command, python, curl: curl ?? curlOf(path, body) };
   return html`<div class="as-code">
     <${Segments} label="Show as" value=${way.value} options=${WAYS} onChange=${(next) => (way.value = next)} />
     <${Command} text=${texts[way.value]} />
   </div>`;
 }
 
-function curlOf(path, body) {
+const curlOf = (path, body) => `${curlTo(path)} -H 'Content-Type: application/json' -d ${quoteShell(JSON.stringify(body))}`;
+
+// The beginning of a request that changes something: it says that it is meant for this server.
+export function curlTo(path) {
   const home = new URL(document.baseURI);
-  const address = `${home.href.replace(/\/$/, "")}/api/v1/${path}`;
-  return `curl -X POST ${address} -H ${quoteShell(`Origin: ${home.origin}`)} -H 'Content-Type: application/json' -d ${quoteShell(JSON.stringify(body))}`;
+  return `curl -X POST ${home.href.replace(/\/$/, "")}/api/v1/${path} -H ${quoteShell(`Origin: ${home.origin}`)}`;
 }
 
 const LONG = 600;

@@ -16,12 +16,15 @@ export class Rows {
     this.items = new Map(); // place -> row
     this.places = new Map(); // id -> place
     this.fresh = new Set(); // numbers of pages that are as the server has them
+    this.failed = new Set(); // numbers of pages that could not be had: not asked for again before something has changed
     this.cursors = new Map(); // number of a page -> where the next one begins
     this.loading = new Map(); // number of a page -> how to stop it
     this.held = new Set(); // numbers of pages that somebody waits for, whatever is in view
     this.changed = new Map(); // id -> what it changed, in words
     this.asked = new Set();
-    this.folded = new Set(); // ids of rows that are folded into runs
+    this.folded = new Map(); // id of a row that is folded into a run -> the group that was folded together
+    this.foldings = 0; // how many groups there were
+    this.kept = null; // while runs are folded: the ids of rows that stay as they are
     this.layout = null; // the runs and their lines, as long as they are right
     this.total = null;
     this.lanes = 1;
@@ -40,6 +43,11 @@ export class Rows {
     return this.total !== null;
   }
 
+  // Whether the thread was there, and is not any more.
+  get isGone() {
+    return this.isReady && this.error?.status === 404;
+  }
+
   row(place) {
     return this.items.get(place);
   }
@@ -56,7 +64,7 @@ export class Rows {
   // -- folding
 
   get folds() {
-    this.layout ??= new Folds(this.folded.size ? runsOf(this.items, 2, (row) => this.folded.has(row.id)) : []);
+    this.layout ??= new Folds(this.folded.size ? runsOf(this.items, 2, (row) => this.folded.get(row.id)) : []);
     return this.layout;
   }
 
@@ -64,13 +72,22 @@ export class Rows {
     return this.count - this.folds.left;
   }
 
-  // Folds the runs among the rows that are here, and says how many there are; rows that `kept` names stay as they are.
+  // Folds the runs among the rows that are here, and later those of each page that is loaded below them; says how many
+  // there are. Rows that `kept` names stay as they are.
   fold(kept) {
-    const runs = runsOf(this.items, LEAST, (row) => !kept.has(row.id));
-    for (const { first, last } of runs) {
-      for (let place = first; place <= last; place++) this.folded.add(this.items.get(place).id);
-    }
+    const found = this.foldAmong(this.items, kept);
+    this.kept = found ? kept : null;
     this.changeLines();
+    return found;
+  }
+
+  // What is folded at once is one group: else the whole of a long history would have to be loaded to fill one screen.
+  foldAmong(items, kept) {
+    const runs = runsOf(items, LEAST, (row) => (kept.has(row.id) ? undefined : 0));
+    const group = ++this.foldings;
+    for (const { first, last } of runs) {
+      for (let place = first; place <= last; place++) this.folded.set(items.get(place).id, group);
+    }
     return runs.length;
   }
 
@@ -81,6 +98,7 @@ export class Rows {
 
   unfoldAll() {
     this.folded.clear();
+    this.kept = null;
     this.changeLines();
   }
 
@@ -102,7 +120,7 @@ export class Rows {
       if (number !== 0 && !this.held.has(number) && !pages.has(number)) stop.abort();
     }
     for (const number of pages) {
-      if (!this.fresh.has(number)) this.load(number);
+      if (!this.fresh.has(number) && !this.failed.has(number)) this.load(number);
     }
   }
 
@@ -145,12 +163,27 @@ export class Rows {
         this.fresh.add(number);
         this.cursors.set(number, page.cursor);
       }
+      this.failed.delete(number);
       this.error = null;
     } catch (error) {
       if (error.name === "AbortError") return;
+      this.failed.add(number);
       this.error = error;
+      if (this.isGone) this.empty();
     }
     this.version.value++;
+  }
+
+  // Nothing is left of what was here.
+  empty() {
+    this.total = 0;
+    this.items.clear();
+    this.places.clear();
+    this.folded.clear();
+    this.kept = null;
+    this.fresh.clear();
+    this.cursors.clear();
+    this.layout = null;
   }
 
   loadNext() {
@@ -180,7 +213,12 @@ export class Rows {
     this.total = page.total;
     this.hiddenByFilter = page.hidden_by_filter ?? 0;
     this.lanes = Math.max(offset === 0 ? 1 : this.lanes, page.lanes ?? 1);
-    page.rows.forEach((row, number) => this.put(offset + number, row));
+    const unseen = new Map();
+    page.rows.forEach((row, number) => {
+      if (!this.places.has(row.id)) unseen.set(offset + number, row);
+      this.put(offset + number, row);
+    });
+    if (this.kept && offset > 0) this.foldAmong(unseen, this.kept);
     this.layout = null;
   }
 
@@ -204,7 +242,10 @@ export class Rows {
     const isSame = by === 0 && page.rows.every((row, place) => this.items.get(place)?.id === row.id);
     if (isSame) return;
     const folded = this.folds.left;
-    if (!this.hasGrown(page, by)) this.folded.clear();
+    if (!this.hasGrown(page, by)) {
+      this.folded.clear();
+      this.kept = null;
+    }
     const old = [...this.items].filter(([place]) => place + by >= 0 && place + by < page.total);
     this.items = new Map();
     this.places = new Map();
@@ -230,6 +271,7 @@ export class Rows {
   // Something has changed: the first page shows what.
   async renew() {
     this.fresh.delete(0);
+    this.failed.clear();
     this.loading.get(0)?.abort();
     this.loading.delete(0);
     await this.load(0);

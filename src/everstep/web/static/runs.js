@@ -1,10 +1,9 @@
 // Durable runs: the list of them, and of one its steps, what it waits for, its effects and branches.
 import { html, useEffect, useState } from "./vendor/ui.js";
-import { ago, clock, count, duration, json, oneLine, plural, visible, whole } from "./format.js";
+import { clock, count, duration, json, oneLine, plural, visible, whole } from "./format.js";
 import { address, answer, canWrite, follow, go, loadRuns, openThread, route, run, runs, runStatus } from "./model.js";
-import { Block, Chip, Empty, Icon, Loading, Segments, Trouble, Value } from "./parts.js";
+import { Ago, Block, Chip, Empty, Icon, Loading, Segments, Status, Trouble, Value } from "./parts.js";
 
-const TONES = { waiting: "warn", interrupted: "warn", failed: "error", error: "error", ready: "added", running: "branch" };
 const STATES = ["waiting", "ready", "running", "interrupted", "failed", "done", "paused"];
 const MEANINGS = {
   running: "somebody runs it",
@@ -15,7 +14,7 @@ const MEANINGS = {
   paused: "a branch that nobody has taken up yet",
 };
 
-export const Status = ({ status }) => html`<${Chip} text=${status} tone=${TONES[status] ?? "plain"} lane=${0} title=${MEANINGS[status]} />`;
+const RunStatus = ({ status }) => html`<${Status} status=${status} title=${MEANINGS[status]} />`;
 
 function argumentsOf({ args, kwargs }) {
   const positional = (Array.isArray(args) ? args : []).map((value) => json(value));
@@ -128,7 +127,7 @@ export function RunTab() {
   if (!data) return html`<${Loading} lines=${5} />`;
   const entries = data.entries.filter((entry) => entry.op === "step" || entry.text);
   return html`<div class="run-tab">
-    <p class="run-call"><code dir="auto">${visible(data.name)}(${data.arguments ? visible(argumentsOf(data.arguments).slice(0, 300)) : "…"})</code> <${Status} status=${data.status} /></p>
+    <p class="run-call"><code dir="auto">${visible(data.name)}(${data.arguments ? visible(argumentsOf(data.arguments).slice(0, 300)) : "…"})</code> <${RunStatus} status=${data.status} /></p>
     <h3 class="section">Steps <span>${count(entries.filter((entry) => entry.op === "step").length)}${data.cursor ? ", the newest" : ""}</span></h3>
     <ol class="run-steps">${entries.map((entry, place) => html`<${Entry} key=${`${entry.id}/${place}`} entry=${entry} />`)}</ol>
     ${data.status === "done" && html`<h3 class="section">Result</h3><${Value} value=${data.result} />`}
@@ -142,7 +141,7 @@ export function RunTab() {
       <ul class="run-steps">${data.branches.map((branch) => html`<li key=${branch.thread_id}>
         <span class="row-kind"><${Icon} name="fork" /></span>
         <a class="entry-name" dir="auto" href=${address({ thread: branch.thread_id })} onClick=${follow(() => openThread(branch.thread_id))}>${visible(branch.name)}</a>
-        <${Status} status=${branch.status} /><span class="spacer"></span><time datetime=${branch.updated_at}>${ago(branch.updated_at)}</time></li>`)}</ul>`}
+        <${RunStatus} status=${branch.status} /><span class="spacer"></span><${Ago} at=${branch.updated_at} /></li>`)}</ul>`}
   </div>`;
 }
 
@@ -152,9 +151,9 @@ function RunItem({ item }) {
   return html`<li class="run-item">
     <div class="run-head">
       <a class="entry-name" dir="auto" href=${address({ thread: item.thread_id })} onClick=${follow(() => openThread(item.thread_id))}>${visible(item.thread_id)}</a>
-      <${Status} status=${item.status} />
+      <${RunStatus} status=${item.status} />
       <span class="spacer"></span>
-      <time datetime=${item.updated_at} title=${whole(item.updated_at)}>${ago(item.updated_at)}</time>
+      <${Ago} at=${item.updated_at} />
     </div>
     <p class="run-facts"><code dir="auto">${visible(item.name)}</code><span>${plural(item.steps, "checkpoint")}</span>${!item.waits.length && html`<span class="run-summary" dir="auto">${oneLine(item.summary)}</span>`}</p>
     ${item.waits.map((wait) => html`<${Wait} key=${wait.key} thread=${item.thread_id} wait=${wait} withDetails=${false} />`)}

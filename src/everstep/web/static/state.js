@@ -2,17 +2,46 @@
 import { html, signal, useEffect, useState } from "./vendor/ui.js";
 import { get, latest, url } from "./api.js";
 import { ago, bytes, count, plural, shortId, visible } from "./format.js";
-import { address, canWrite, dialog, follow, route, select } from "./model.js";
+import { address, canWrite, complain, copy, dialog, follow, route, select } from "./model.js";
 import { Chip, CopyButton, Icon, IconButton, Key, Loading, Trouble, Value } from "./parts.js";
 
 const DOWNLOAD_FROM = 2_000_000;
-const open = signal(new Set(["", "/state"])); // remembered from one checkpoint to the next
+const COPY_MAX = 1_000_000;
+const REMEMBERED_MAX = 500;
+const MEMORY = "everstep.open";
+const open = signal(remembered()); // from one checkpoint to the next, and as long as the window is open
+
+function remembered() {
+  try {
+    return new Set(JSON.parse(sessionStorage.getItem(MEMORY)) ?? ["", "/state"]);
+  } catch {
+    return new Set(["", "/state"]);
+  }
+}
+
+function setOpen(paths) {
+  open.value = paths;
+  try {
+    sessionStorage.setItem(MEMORY, JSON.stringify([...paths].slice(-REMEMBERED_MAX)));
+  } catch {
+    // It is forgotten when the page is loaded again.
+  }
+}
 
 function toggle(path, isOpen) {
   const next = new Set(open.value);
   if (isOpen) next.add(path);
   else next.delete(path);
-  open.value = next;
+  setOpen(next);
+}
+
+async function copyValue(data, path) {
+  try {
+    const { value } = await get("value", { ref: data.ref, pointer: path });
+    await copy(typeof value === "string" ? value : JSON.stringify(value, null, 2), "The value is copied");
+  } catch (error) {
+    complain(error);
+  }
 }
 
 export function State({ data }) {
@@ -21,8 +50,8 @@ export function State({ data }) {
     <div class="changes-top">
       <label class="search small-search"><${Icon} name="search" /><input type="search" placeholder="Find in the values" aria-label="Find in the values" spellcheck="false" value=${asked} onInput=${(event) => setAsked(event.target.value)} /></label>
       <span class="spacer"></span>
-      <button type="button" class="small" onClick=${() => (open.value = new Set([""]))}>Collapse all</button>
-      ${canWrite.value && html`<button type="button" class="small" onClick=${() => (dialog.value = { name: "edit", data })}>Edit and fork <${Key}>e<//></button>`}
+      <button type="button" class="small" onClick=${() => setOpen(new Set([""]))}>Collapse all</button>
+      ${canWrite.value && html`<button type="button" class="small" onClick=${() => (dialog.value = { name: "edit", data })}>Edit and fork <span class="wide-only"><${Key}>e<//></span></button>`}
     </div>
     ${asked.trim() ? html`<${Found} data=${data} text=${asked.trim()} />` : html`<div class="tree"><${Level} data=${data} path="" depth=${0} /></div>`}
   </div>`;
@@ -64,6 +93,7 @@ function Node({ data, child, depth }) {
       <span class="node-tools">
         <${IconButton} icon="history" label="Who wrote this?" className="quiet" pressed=${wrote} onClick=${() => setWrote(!wrote)} />
         <${CopyButton} text=${path} label="Copy the path" />
+        ${!(size > COPY_MAX) && html`<${IconButton} icon="paste" label="Copy the value" className="quiet" onClick=${() => copyValue(data, path)} />`}
         <a class="icon-button quiet" href=${link} download=${`${key}.json`} aria-label="Download this value" title="Download this value"><${Icon} name="download" /></a>
       </span>
       <span class="node-size">${bytes(size)}</span>

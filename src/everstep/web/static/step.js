@@ -1,12 +1,10 @@
 // One step: what went in, what came out, how it ended, and everything that is known about it.
 import { html } from "./vendor/ui.js";
-import { bytes, count, duration, json, visible, whole } from "./format.js";
+import { bytes, count, dollars, duration, json, visible, whole } from "./format.js";
 import { CheckpointLink } from "./detail.js";
 import { Block, Chip, CopyButton, NAMES } from "./parts.js";
 
 const Fact = ({ name, children }) => html`<dt>${name}</dt><dd>${children}</dd>`;
-
-const idOf = (other) => (typeof other === "object" ? other?.id : other);
 
 const isEmpty = (value) => value == null || (typeof value === "object" && !Object.keys(value).length);
 
@@ -47,12 +45,12 @@ export function Step({ data }) {
       ${data.duration_ms != null && html`<${Fact} name="took">${duration(data.duration_ms)}<//>`}
       ${data.retries != null && html`<${Fact} name="retries">${count(data.retries)}<//>`}
       ${data.tokens != null && html`<${Fact} name="tokens">${count(data.tokens)}<//>`}
-      ${data.cost != null && html`<${Fact} name="cost">${visible(data.cost)}<//>`}
+      ${data.cost != null && html`<${Fact} name="cost">${dollars(data.cost)}<//>`}
       <${Fact} name="size">${bytes(data.size_bytes)} as a whole${data.added_bytes != null && html`, ${bytes(data.added_bytes)} of it new`}<//>
       <${Fact} name="id"><code class="break">${data.id}</code> <${CopyButton} text=${data.id} label="Copy the id" /><//>
       <${Fact} name="thread">${visible(data.thread_id)}${data.namespace && html` · <code>${visible(data.namespace)}</code>`}<//>
-      ${data.parents?.length > 0 && html`<${Fact} name=${data.parents.length > 1 ? "parents" : "parent"}>${data.parents.map((other) => html`<${CheckpointLink} id=${idOf(other)} step=${other?.step} /> `)}<//>`}
-      ${data.children?.length > 0 && html`<${Fact} name=${data.children.length > 1 ? "children" : "child"}>${data.children.map((other) => html`<${CheckpointLink} id=${idOf(other)} step=${other?.step} /> `)}<//>`}
+      ${data.parents?.length > 0 && html`<${Fact} name=${data.parents.length > 1 ? "parents" : "parent"}>${data.parents.map((other) => html`<${CheckpointLink} to=${other} /> `)}<//>`}
+      ${data.children?.length > 0 && html`<${Fact} name=${data.children.length > 1 ? "children" : "child"}>${data.children.map((other) => html`<${CheckpointLink} to=${other} /> `)}<//>`}
       ${data.tags?.length > 0 && html`<${Fact} name="tags">${data.tags.map((tag) => html`<${Chip} key=${tag} text=${tag} /> `)}<//>`}
     </dl>
     <${Part} title="Metadata" value=${data.metadata} />

@@ -1,8 +1,10 @@
 // What the store holds and takes, and what retention would remove.
-import { html, useEffect, useState } from "./vendor/ui.js";
+import { html, useEffect, useMemo, useState } from "./vendor/ui.js";
 import { get, post } from "./api.js";
 import { bytes, count, plural, python, quoteShell, visible } from "./format.js";
-import { canWrite, complain, info, say } from "./model.js";
+import {
+  address, canWrite, complain, dialog, family, follow, info, isTooLongToSize, labelOf, leaveSize, loadThreads, openThread, say, sizes, threads, wantSize,
+} from "./model.js";
 import { AsCode, Chip, Loading, Trouble } from "./parts.js";
 
 const Figure = ({ label, value, note }) => html`<div class="figure"><span class="figure-value">${value}</span><span class="figure-label">${label}</span>${note && html`<span class="figure-note">${note}</span>`}</div>`;
@@ -16,6 +18,7 @@ function Bar({ parts }) {
     <ul class="legend">${parts.map(([name, size, tone]) => html`<li key=${name}><span class=${`swatch ${tone}`}></span>${name} <b>${bytes(size)}</b></li>`)}</ul>`;
 }
 
+const NAMED_MAX = 4;
 const POLICIES = [["keep_last_n", "the newest of each thread"], ["keep_age", "the newer ones"], ["keep_milestones", "milestones, spread over the history"], ["keep_all", "all; remove only what nothing needs"]];
 
 export function Sizes({ thread = null }) {
@@ -46,7 +49,8 @@ export function Sizes({ thread = null }) {
     }
     setBusy(false);
   };
-  if (error) return html`<${Trouble} error=${error} retry=${() => (setError(null), load())} />`;
+  // A store that is damaged cannot always be measured, and this is where one comes to find that out.
+  if (error) return html`<div class="sizes"><${Trouble} error=${error} retry=${() => (setError(null), load())} /><${Health} thread=${thread} /></div>`;
   if (!found) return html`<${Loading} lines=${5} />`;
   const stored = found.total_bytes ?? 0;
   const full = found.full_bytes ?? found.full_copies_bytes ?? 0;
@@ -58,6 +62,7 @@ export function Sizes({ thread = null }) {
       ${full > 0 && html`<${Figure} label="as full copies" value=${bytes(full)} note=${stored ? `${(full / stored).toFixed(1)} times as much` : ""} />`}
     </div>
     <${Bar} parts=${[["checkpoints", found.record_bytes ?? 0, "t0"], ["values", found.exclusive_bytes ?? 0, "t1"], ["shared with branches", found.shared_bytes ?? 0, "t2"], ["pending writes", found.write_bytes ?? 0, "t3"]].filter(([, size]) => size)} />
+    <${Threads} thread=${thread} />
     <h3 class="section">Retention</h3>
     ${canWrite.value && html`<div class="retention">
       <label class="field">Keep
@@ -83,6 +88,62 @@ export function Sizes({ thread = null }) {
   </div>`;
 }
 
+// What each thread takes, the longest first, since sizes come later: its own bytes, and how many times as much full
+// copies would take.
+function Shares({ items }) {
+  useEffect(() => {
+    for (const item of items) wantSize(item);
+    return () => items.forEach((item) => leaveSize(item.thread_id));
+  }, [items]);
+  const sized = items.map((item) => ({ ...item, ...(sizes.value[item.thread_id] ?? {}) }));
+  const most = Math.max(1, ...sized.map((item) => item.bytes ?? 0));
+  return html`<table class="shares">
+    <thead><tr><th scope="col">Thread</th><th scope="col">Steps</th><th scope="col">Stored</th><th scope="col" title="What full copies would take, against what is stored">Copies</th><th></th></tr></thead>
+    <tbody>
+      ${sized.toSorted((a, b) => b.steps - a.steps).map((item) => html`<tr key=${item.thread_id}>
+        <th scope="row"><a href=${address({ thread: item.thread_id })} dir="auto" title=${visible(item.thread_id)} onClick=${follow(() => ((dialog.value = null), openThread(item.thread_id)))}>${visible(item.name)}</a></th>
+        <td>${count(item.steps)}</td>
+        <td>${item.bytes == null && isTooLongToSize(item) ? html`<button type="button" class="link" onClick=${() => wantSize(item, { isAsked: true })}>measure</button>` : bytes(item.bytes)}</td>
+        <td>${item.bytes && item.full ? `${(item.full / item.bytes).toFixed(1)} ×` : ""}</td>
+        <td>${item.bytes != null && html`<span class="share" style=${{ width: `${((item.bytes ?? 0) / most) * 100}%` }}></span>`}</td>
+      </tr>`)}
+    </tbody>
+  </table>`;
+}
+
+// Of a store the threads that are loaded, of a thread its family.
+function Threads({ thread = null }) {
+  const { items, cursor } = threads.value;
+  const list = useMemo(
+    () => (thread ? family.value.items.map((item) => ({ ...item, steps: item.step, head: item.id })) : items),
+    [thread, items, family.value],
+  );
+  if (list.length < 2) return null;
+  return html`<h3 class="section">${thread ? "Branches" : "Threads"} ${!thread && cursor && html`<span>the ${count(list.length)} that were active last</span>`}</h3>
+    <${Shares} items=${list} />
+    ${!thread && cursor && html`<p><button type="button" class="small" onClick=${() => loadThreads({ more: true })}>Show more threads</button></p>`}`;
+}
+
+// One damage may be met by all that rests on it: what is told in the same words is told once.
+function grouped(findings) {
+  const groups = new Map();
+  for (const { kind, what, thread_id: thread, threads: others } of findings) {
+    const key = JSON.stringify([kind, what]);
+    const group = groups.get(key) ?? { kind, what, count: 0, names: new Set() };
+    group.count++;
+    for (const name of [thread, ...others]) if (name) group.names.add(name);
+    groups.set(key, group);
+  }
+  return [...groups.values()];
+}
+
+// Something that is wrong, how often, and the threads that it touches.
+function Wrong({ one }) {
+  const names = [...one.names];
+  return html`<li><${Chip} text=${one.count > 1 ? `${one.kind} × ${count(one.count)}` : one.kind} tone="error" /> ${names.slice(0, NAMED_MAX).map((name) => html`<a key=${name} href=${address({ thread: name })} dir="auto" title=${visible(name)} onClick=${follow(() => ((dialog.value = null), openThread(name)))}>${visible(labelOf(name))}</a> `)}
+    ${names.length > NAMED_MAX && html`<span class="faint">and ${plural(names.length - NAMED_MAX, "more thread", "more threads")} </span>`}<span dir="auto">${visible(one.what)}</span></li>`;
+}
+
 // Every byte looked at once: nothing is changed by it.
 function Health({ thread = null }) {
   const [found, setFound] = useState(null);
@@ -100,10 +161,14 @@ function Health({ thread = null }) {
         ? html`<b class="good">All is as it was written:</b> ${plural(found.checkpoints, "checkpoint")}, ${plural(found.objects, "object")}, ${bytes(found.bytes)} read.`
         : html`<b class="bad">${plural(found.findings.length + found.more, "thing")} wrong.</b> <code>everstep repair --dry-run</code> tells what can be saved.`
       : "Looks at every hash, checksum and reference. It reads all that is stored."}</p>
-    ${found && !found.ok && html`<ul class="findings">${found.findings.map((one, number) => html`<li key=${number}><${Chip} text=${one.kind} tone="error" /> <span dir="auto">${visible(one.what)}</span></li>`)}${found.more > 0 && html`<li>and ${count(found.more)} more</li>`}</ul>`}
+    ${found && !found.ok && html`<ul class="findings">${grouped(found.findings).map((one, number) => html`<${Wrong} key=${number} one=${one} />`)}${found.more > 0 && html`<li>and ${count(found.more)} more</li>`}</ul>`}
     <div class="actions"><button type="button" disabled=${isBusy} onClick=${check}>${isBusy ? "Looking…" : "Verify now"}</button></div>`;
 }
 
 export const StoragePage = () => html`<main class="storage-page" aria-label="Storage">
-  <div class="storage-inner"><h1>Storage</h1><p class="mono store-name">${info.value?.store}</p><${Sizes} /></div>
+  <div class="storage-inner"><h1>Storage</h1><p class="mono store-name">${info.value?.store}</p><${Sizes} />
+    ${canWrite.value && html`<h3 class="section">Files</h3>
+      <p>The menu of a thread exports it, with its branches, as one file. Such a file can be brought into any store.</p>
+      <div class="actions"><button type="button" onClick=${() => (dialog.value = { name: "import" })}>Import a file…</button></div>`}
+  </div>
 </main>`;

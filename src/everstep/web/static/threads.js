@@ -1,13 +1,12 @@
 // The list of threads: searched, filtered, and read on where one scrolls.
 import { html, useEffect, useRef } from "./vendor/ui.js";
-import { ago, branchName, bytes, count, oneLine, plural, visible, whole } from "./format.js";
-import {
-  address, follow, info, leaveSize, loadThreads, openThread, order, route, search, sizes, sortedThreads, threads, wantSize,
-} from "./model.js";
-import { Chip, Empty, Icon, IconButton, Key, Loading, Trouble } from "./parts.js";
+import { bytes, oneLine, plural, threadIn, visible } from "./format.js";
+import { address, follow, leaveSize, loadThreads, openThread, order, route, search, sizes, sortedThreads, threads, wantSize } from "./model.js";
+import { Ago, Chip, Empty, Icon, Key, Loading, Status, Trouble } from "./parts.js";
+import { Welcome } from "./start.js";
 
-const STATUS = { failed: "error", waiting: "warn", interrupted: "warn", ready: "added", damaged: "error" };
-const STATES = [["", "all"], ["failed", "failed"], ["waiting", "waiting"], ["interrupted", "interrupted"], ["damaged", "damaged"]];
+const STATES = [["", "All states"], ["failed", "Failed"], ["waiting", "Waiting"], ["interrupted", "Interrupted"], ["damaged", "Damaged"], ["archived", "With archived"]];
+const ORDERS = [["activity", "Newest first"], ["name", "By name"], ["steps", "Most steps"]];
 
 let typing;
 
@@ -21,7 +20,6 @@ export function ThreadList() {
   const { cursor, isReady, more, error } = threads.value;
   const items = sortedThreads.value;
   const { text, status } = search.value;
-  const isByName = order.value === "name";
   const isAsked = Boolean(text || status);
   return html`<nav class="threads" aria-label="Threads">
     <div class="threads-top">
@@ -39,24 +37,23 @@ export function ThreadList() {
           onKeyDown=${(event) => {
             if (event.key === "Escape") event.target.blur();
             if (event.key === "ArrowDown") document.querySelector(".thread")?.focus();
-            if (event.key === "Enter" && items.length) openThread(items[0].thread_id);
+            if (event.key === "Enter" && items.length) {
+              openThread(items[0].thread_id);
+              event.target.blur(); // so that the next keys are for the history
+            }
           }}
         />
         <${Key}>/<//>
       </label>
-      <div class="states" role="group" aria-label="State of the thread">
-        ${STATES.map(
-          ([name, label]) => html`<button type="button" key=${name} aria-pressed=${status === name} onClick=${() => look({ status: name })}>
-            ${label}
-          </button>`,
-        )}
+      <div class="choices">
+        <${Choice} label="State of the threads" value=${status} options=${STATES} onChange=${(name) => look({ status: name })} />
         <span class="spacer"></span>
-        <${IconButton}
-          icon="sort"
-          className="quiet"
-          label=${cursor ? "Sort by name, those that are loaded" : "Sort by name"}
-          pressed=${isByName}
-          onClick=${() => (order.value = isByName ? "activity" : "name")}
+        <${Choice}
+          label="Order of the threads"
+          title=${cursor && order.value !== "activity" ? "Those that are loaded" : null}
+          value=${order.value}
+          options=${ORDERS}
+          onChange=${(name) => (order.value = name)}
         />
       </div>
     </div>
@@ -64,12 +61,17 @@ export function ThreadList() {
       ${!isReady && html`<${Loading} lines=${6} />`}
       ${error && html`<${Trouble} error=${error} retry=${() => loadThreads()} />`}
       ${items.map((item) => html`<${Thread} key=${item.thread_id} item=${item} />`)}
-      ${isReady && !error && !items.length && (isAsked ? html`<${NothingFound} />` : html`<p class="hint">No threads yet.</p>`)}
+      ${isReady && !error && !items.length && (isAsked ? html`<${NothingFound} />` : html`<p class="hint">No threads yet.</p><${Welcome} />`)}
       ${cursor && html`<${Sentinel} key=${cursor} />`}
       ${more && html`<p class="hint">Not every thread was looked at. A longer text, or the beginning of the name, finds more.</p>`}
     </div>
   </nav>`;
 }
+
+// One of a few, chosen from a list that takes no room while it is closed.
+const Choice = ({ label, title, value, options, onChange }) => html`<select class=${`choice ${value === options[0][0] ? "" : "on"}`} aria-label=${label} title=${title ?? label} value=${value} onChange=${(event) => onChange(event.target.value)}>
+  ${options.map(([name, text]) => html`<option key=${name} value=${name} selected=${name === value}>${text}</option>`)}
+</select>`;
 
 function Thread({ item }) {
   const element = useRef(null);
@@ -86,7 +88,7 @@ function Thread({ item }) {
   }, [item.thread_id, item.head]);
   const size = sizes.value[item.thread_id]?.bytes;
   const isOpen = route.value.thread === item.thread_id;
-  const { name, from } = branchName(item.thread_id, item.origin);
+  const from = item.name === item.thread_id ? "" : threadIn(item.origin);
   const label = `${visible(item.thread_id)}${item.status ? `, ${item.status}` : ""}`;
   return html`<a
     ref=${element}
@@ -99,11 +101,12 @@ function Thread({ item }) {
   >
     <span class="thread-name">
       ${item.origin && html`<${Icon} name="fork" />`}
-      <b dir="auto">${visible(name)}</b>
-      ${item.status && html`<${Chip} text=${item.status} tone=${STATUS[item.status] ?? "plain"} />`}
+      <b dir="auto">${visible(item.name)}</b>
+      ${item.archived && html`<${Chip} text="archived" />`}
+      <${Status} status=${item.status} />
     </span>
     <span class="thread-facts">
-      <time datetime=${item.updated_at} title=${whole(item.updated_at)}>${ago(item.updated_at)}</time>
+      <${Ago} at=${item.updated_at} />
       <span>${plural(item.steps, "step")}</span>
       <span class="thread-size">${bytes(size)}</span>
       ${from && html`<span class="thread-from" dir="auto">of ${visible(from)}</span>`}
@@ -114,7 +117,8 @@ function Thread({ item }) {
 }
 
 function NothingFound() {
-  const { text, status } = search.value;
+  const { text } = search.value;
+  const status = search.value.status === "archived" ? "" : search.value.status;
   return html`<${Empty} title="Nothing found">
     <p>No thread ${status && html`is <b>${status}</b>`}${status && text ? " and " : ""}${text && html`has <b>${visible(text)}</b> in its name, summary, tags or metadata`}.</p>
     <p><button type="button" onClick=${() => look({ text: "", status: "" })}>Show all threads</button></p>
@@ -143,29 +147,3 @@ function walk(event) {
   if (place < 0) document.getElementById("find-thread").focus();
   else links[Math.min(place, links.length - 1)]?.focus();
 }
-
-const SNIPPET = `import everstep
-
-engine = everstep.open("agent.db").sync
-engine.append("trip-to-oslo", [{"role": "user", "content": "A weekend in Oslo?"}])
-engine.append("trip-to-oslo", [{"role": "assistant", "content": "With pleasure."}], {"city": "Oslo"})`;
-
-// What a person sees who has nothing yet, or has chosen nothing.
-export function Welcome() {
-  const { items, isReady } = threads.value;
-  if (!isReady) return html`<div class="welcome"></div>`;
-  if (items.length || search.value.text || search.value.status) {
-    return html`<div class="welcome"><${Empty} title="Choose a thread">
-      <p><${Key}>/<//> finds one by its name, <${Key}>?<//> shows all keys.</p>
-    <//></div>`;
-  }
-  return html`<div class="welcome"><${Empty} title="This store is empty">
-    <p>Five lines make the first two checkpoints. They appear here by themselves.</p>
-    <pre class="block snippet">${SNIPPET.replace('"agent.db"', JSON.stringify(storeName()))}</pre>
-    <p>Or look around first: <code>everstep ui --demo</code></p>
-  <//></div>`;
-}
-
-const storeName = () => (info.value?.store ?? "agent.db").replace(/^sqlite:\/\/\//, "");
-
-export const total = () => count(threads.value.items.length);

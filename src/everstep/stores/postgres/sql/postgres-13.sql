@@ -289,6 +289,125 @@ BEGIN
     RETURN _seq;
 END $$;
 
+-- Bytes behind a checksum that also covers a number, as `digest` in records.py makes it.
+CREATE FUNCTION {sealed}(_packed bytea, _number bigint) RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT substr(sha256(convert_to(length(_packed) || ':', 'UTF8') || _packed
+                         || convert_to(length(_number::text) || ':' || _number, 'UTF8')), 1, 8) || _packed
+$$;
+
+-- The first checkpoint of a thread, or of a namespace of it, in one round trip. It may rest on a checkpoint of the same
+-- thread. Returns the same as {branch}; or NULL if the line is there, its base is not as named, or rows are missing: then
+-- it is done the long way.
+CREATE FUNCTION {begin}(
+    _name bytea, _namespace bytea, _format bigint, _added bigint, _step bigint, _id bytea, _labels bigint[], _info bytea,
+    _children bytea, _root bytea, _hashes bytea[], _belows bytea[], _bodies bytea[],
+    _base_namespace bytea, _base bytea, _base_digest bytea
+) RETURNS bytea LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _family bigint;
+    _thread bigint;
+    _line bigint;
+    _seq bigint;
+    _shift bigint := 0;
+    _generation bigint := 1;
+    _is_whole boolean;
+BEGIN
+    SELECT n.family, n.thread INTO _family, _thread FROM {names} n WHERE n.name = _name;
+    IF FOUND THEN
+        PERFORM pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int);  -- {guard}, one call less
+        PERFORM 1 FROM {names} n WHERE n.name = _name AND n.family = _family AND n.thread = _thread FOR KEY SHARE;
+        IF NOT FOUND THEN RETURN NULL; END IF;
+        PERFORM 1 FROM {lines} l WHERE l.family = _family AND l.thread = _thread AND l.namespace = _namespace;
+        IF FOUND THEN RETURN NULL; END IF;
+        -- One that has lost a namespace must not get it back as an empty one.
+        SELECT t.lines = (SELECT count(*) FROM {lines} l WHERE l.family = _family AND l.thread = _thread) INTO _is_whole
+            FROM {threads} t WHERE t.family = _family AND t.id = _thread;
+        IF _is_whole IS NOT TRUE THEN RETURN NULL; END IF;
+        SELECT f.shift, f.generation + 1 INTO _shift, _generation FROM {families} f WHERE f.id = _family;
+        IF NOT FOUND THEN RETURN NULL; END IF;
+        IF _base IS NOT NULL THEN
+            PERFORM 1 FROM {lines} l JOIN {checkpoints} c ON c.family = l.family AND c.line = l.id
+                WHERE l.family = _family AND l.thread = _thread AND l.namespace = _base_namespace AND c.id = _base
+                AND substr(c.info, 1, 8) || substr(c.root, 1, 8) = _base_digest FOR KEY SHARE OF c;
+            IF NOT FOUND THEN RETURN NULL; END IF;
+        END IF;
+        UPDATE {threads} SET lines = lines + 1 WHERE family = _family AND id = _thread;
+    ELSE
+        PERFORM 1 FROM {threads} t WHERE t.name = _name;
+        IF FOUND OR _base IS NOT NULL THEN RETURN NULL; END IF;
+        _family := nextval('{numbers}');
+        _thread := nextval('{numbers}');
+        PERFORM pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int);
+        INSERT INTO {families} (id, format, sweeps, live, generation, shift) VALUES (_family, _format, 0, 0, 0, 0);
+        INSERT INTO {names} (name, family, thread) VALUES (_name, _family, _thread);
+        INSERT INTO {threads} (family, id, name, lines) VALUES (_family, _thread, _name, 1);
+    END IF;
+    IF cardinality(_hashes) > 0 THEN
+        PERFORM {keep}(_family, _hashes, _belows, _bodies);
+    END IF;
+    _line := nextval('{numbers}');
+    _seq := nextval('{numbers}') + _shift;
+    INSERT INTO {lines} (family, id, thread, namespace, head, head_was_moved, generation, active, unreferenced, stored)
+        VALUES (_family, _line, _thread, _namespace, _seq, false, _generation, clock_timestamp(), 0, 1);
+    INSERT INTO {checkpoints} (family, line, seq, segment, added, step, branches, pinned, id, labels, info, children, root)
+        VALUES (_family, _line, _seq, _seq, _added, _step, 0, false, _id, _labels || NULL::bigint[], _info, _children, _root);
+    RETURN int8send(_family) || int8send(_line) || int8send(_seq) || int8send(_generation);
+END $$;
+
+-- The usual beginning of a branch, in one round trip: a thread with one checkpoint, which needs what its origin needs, and
+-- an entry in the log of the thread it comes from. Returns its family, line, seq and generation, eight bytes each; or NULL
+-- if the origin is not as named, or the name is in use, or rows are missing: then it is done the long way.
+CREATE FUNCTION {branch}(
+    _name bytea, _namespace bytea, _origin_name bytea, _origin_namespace bytea, _origin_id bytea, _origin_digest bytea,
+    _origin_seq bigint, _origin bytea, _added bigint, _step bigint, _id bytea, _labels bigint[], _info bytea,
+    _children bytea, _root bytea, _follows bytea, _common bytea, _common_children bytea, _operation bytea
+) RETURNS bytea LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _family bigint;
+    _source bigint;
+    _thread bigint := nextval('{numbers}');
+    _line bigint := nextval('{numbers}');
+    _seq bigint;
+    _entry bigint;
+    _shift bigint;
+    _generation bigint;
+BEGIN
+    SELECT n.family INTO _family FROM {names} n WHERE n.name = _origin_name;
+    IF NOT FOUND THEN RETURN NULL; END IF;
+    PERFORM pg_advisory_xact_lock_shared(1163285332, (_family % 2147483647)::int);  -- {guard}, one call less
+    SELECT n.thread INTO _source FROM {names} n WHERE n.name = _origin_name AND n.family = _family FOR KEY SHARE;
+    IF NOT FOUND OR _source > _thread THEN RETURN NULL; END IF;
+    SELECT f.shift, f.generation + 1 INTO _shift, _generation FROM {families} f WHERE f.id = _family;
+    IF NOT FOUND THEN RETURN NULL; END IF;
+    PERFORM 1 FROM {names} n WHERE n.name = _name;
+    IF FOUND THEN RETURN NULL; END IF;
+    PERFORM 1 FROM {threads} t WHERE t.name = _name;
+    IF FOUND THEN RETURN NULL; END IF;
+    -- The last check: from here on it is written.
+    UPDATE {checkpoints} c SET branches = c.branches + 1 FROM {lines} l
+        WHERE c.id = _origin_id AND c.family = _family AND c.seq = _origin_seq
+        AND substr(c.info, 1, 8) || substr(c.root, 1, 8) = _origin_digest
+        AND l.family = c.family AND l.id = c.line AND l.thread = _source AND l.namespace = _origin_namespace;
+    IF NOT FOUND THEN RETURN NULL; END IF;
+    _seq := nextval('{numbers}') + _shift;
+    _entry := nextval('{numbers}') + _shift;
+    INSERT INTO {names} (name, family, thread) VALUES (_name, _family, _thread);
+    INSERT INTO {threads} (family, id, name, began, origin, lines)
+        VALUES (_family, _thread, _name, _origin_seq, _origin, 1);
+    INSERT INTO {lines} (family, id, thread, namespace, head, head_was_moved, generation, active, unreferenced, stored,
+                         segments)
+        VALUES (_family, _line, _thread, _namespace, _seq, false, _generation, clock_timestamp(), 0, 1, 1);
+    INSERT INTO {checkpoints} (family, line, seq, segment, added, step, branches, pinned, id, labels, info, children, root)
+        VALUES (_family, _line, _seq, _seq, _added, _step, 0, false, _id, _labels || NULL::bigint[], _info, _children, _root);
+    INSERT INTO {segments} (family, line, segment, data) VALUES (_family, _line, _seq, {sealed}(_follows, _seq));
+    INSERT INTO {shared_states} (family, low, high, seq, data, children)
+        VALUES (_family, _source, _thread, _origin_seq, _common, _common_children);
+    INSERT INTO {operations} (family, thread, seq, undone, data)
+        VALUES (_family, _source, _entry, false, {sealed}(_operation, _entry));
+    UPDATE {threads} SET operations = operations + 1 WHERE family = _family AND id = _source;
+    RETURN int8send(_family) || int8send(_line) || int8send(_seq) || int8send(_generation);
+END $$;
+
 -- Attach writes, in one round trip. False if the line is not there or the base is not as named: then it is done the
 -- long way. Where idx >= 0 the first write stays, else the last wins.
 CREATE FUNCTION {attach}(
@@ -564,6 +683,30 @@ BEGIN
             AND NOT EXISTS (SELECT 1 FROM {hidden} h WHERE h.family = w.family AND h.line = w.line
                             AND h.writes_of = w.checkpoint AND w.seq > h.after AND w.seq <= h.upto);
     END IF;
+END $$;
+
+-- What a branch begins with: the checkpoint of that id as {load} gives it, the names of its thread and namespace (kind 4),
+-- and the newest entry of its thread's log, if it has one (kind 5). Nothing if there are none or several of that id, or if
+-- an entry is missing: then it is asked for one by one.
+CREATE FUNCTION {origin}(_id bytea)
+RETURNS TABLE (
+    kind int, place bigint, n1 bigint, n2 bigint, n3 bigint, n4 bigint, n5 bigint, n6 bigint, n7 bigint, n8 int,
+    b1 bytea, b2 bytea, b3 bytea, b4 bytea
+) LANGUAGE plpgsql STABLE ROWS 3 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _t record;
+BEGIN
+    IF (SELECT count(*) FROM {checkpoints} c WHERE c.id = _id) <> 1 THEN RETURN; END IF;
+    SELECT t.*, l.namespace INTO _t FROM {checkpoints} c JOIN {lines} l ON l.family = c.family AND l.id = c.line
+        JOIN {threads} t ON t.family = l.family AND t.id = l.thread WHERE c.id = _id;
+    IF NOT FOUND OR _t.operations <> (SELECT count(*) FROM {operations} o
+                                      WHERE o.family = _t.family AND o.thread = _t.id) THEN RETURN; END IF;
+    RETURN QUERY SELECT * FROM {load}(_t.name, _t.namespace, _id, false, false);
+    RETURN QUERY SELECT 4, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0,
+        _t.name, _t.namespace, ''::bytea, ''::bytea;
+    RETURN QUERY SELECT 5, 0::bigint, o.seq, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint, o.undone::int,
+        o.data, ''::bytea, ''::bytea, ''::bytea FROM {operations} o
+        WHERE o.family = _t.family AND o.thread = _t.id ORDER BY o.seq DESC LIMIT 1;
 END $$;
 
 -- What is there of a thread, and what should be, line by line (all, or those of one namespace): see `_damage_of`. Nothing

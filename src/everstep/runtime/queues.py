@@ -15,7 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 
 
 class Queues:
-    """A queue for each key, as long as somebody is in it. Threads and event loops may stand in the same one."""
+    """A queue for each key, as long as somebody is in it. Threads and event loops may wait in the same one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,8 @@ class Queues:
         """Give a place up, whether it was its turn or not."""
         with self._lock:
             queue = self._queues.get(key)
-            if queue is None or place not in queue:  # a forked child has left the queues of its parent
+            # A forked child has left the queues of its parent.
+            if queue is None or place not in queue:
                 return
             queue.remove(place)
             if not queue:
