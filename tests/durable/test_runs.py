@@ -11,7 +11,8 @@ import pytest
 
 import everstep
 from everstep.durable import lists
-from everstep.durable.live import repository_of
+from everstep.durable.live import RunLive, repository_of
+from everstep.durable.running import Runner
 from everstep.repository.claims import Claims
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Store
@@ -178,6 +179,86 @@ async def test_a_run_that_somebody_keeps_is_left_to_them(
     await engine.answer("t", "Oslo")
 
     assert [info.status for info in await engine.recover()] == ["ready"]
+
+
+async def test_a_run_whose_answer_came_just_in_time_is_waited_for(
+    engine: everstep.CheckpointEngine, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on, comes_to_its_end = asyncio.Event(), asyncio.Event()
+    recorded = RunLive.record
+
+    @engine.durable
+    async def trip(run: everstep.Run) -> str:
+        answer = await run.ask("Where to?")
+        await goes_on.wait()
+        went = await run.step(world.do, answer)
+        await comes_to_its_end.wait()
+        return str(went)
+
+    async def answered_at_once(live: RunLive, *args: Any, **about: Any) -> str:
+        made = await recorded(live, *args, **about)
+        if live.run_metadata["run_status"] == "waiting":
+            await engine.answer("t", "Oslo")
+        return made
+
+    monkeypatch.setattr(RunLive, "record", answered_at_once)
+    await trip.start(thread_id="t")
+    while [info.status for info in await engine.runs()] != ["ready"]:
+        await asyncio.sleep(0.001)
+    caplog.set_level("INFO", "everstep")
+    recovering = asyncio.create_task(engine.recover())
+    while "by somebody else" not in caplog.text:
+        await asyncio.sleep(0.001)
+    goes_on.set()
+    while [info.status for info in await engine.runs()] != ["running"]:
+        await asyncio.sleep(0.001)
+    met = caplog.text.count("by somebody else")
+    while caplog.text.count("by somebody else") < met + 2 and not recovering.done():
+        await asyncio.sleep(0.001)
+    comes_to_its_end.set()
+
+    assert [info.status for info in await recovering] == ["done"]
+    assert world.calls == ["Oslo"]
+
+
+async def test_a_run_that_another_takes_up_is_not_waited_for(
+    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @engine.durable
+    async def trip(run: everstep.Run) -> str:
+        return str(await run.ask("Where to?"))
+
+    async def taken_first(runner: Runner, thread_id: str) -> bool:
+        claims = Claims(repository_of(engine))
+        await claims.take(thread_id, await claims.find(thread_id), 30.0, is_task=False)
+        return False
+
+    monkeypatch.setattr(lists, "_LETTING_GO_SECONDS", 1e6)
+    monkeypatch.setattr(lists, "take_quietly", taken_first)
+    handle = await trip.start(thread_id="t")
+    await asyncio.wait([handle._task])
+    await engine.answer("t", "Oslo")
+
+    assert [info.status for info in await engine.recover()] == ["ready"]
+
+
+async def test_a_run_that_is_deleted_meanwhile_is_left_out(
+    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @engine.durable
+    async def trip(run: everstep.Run) -> str:
+        return str(await run.ask("Where to?"))
+
+    async def deleted_first(runner: Runner, thread_id: str) -> bool:
+        await engine.delete_threads(prefix=thread_id)
+        return False
+
+    monkeypatch.setattr(lists, "take_quietly", deleted_first)
+    handle = await trip.start(thread_id="t")
+    await asyncio.wait([handle._task])
+    await engine.answer("t", "Oslo")
+
+    assert await engine.recover() == []
 
 
 async def test_who_waits_for_the_result_takes_the_run_up_when_the_answer_is_there(

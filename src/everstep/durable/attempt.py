@@ -279,10 +279,11 @@ class Attempt:
         if self._is_let_go:
             await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: let go"), status=READY)
             return
-        if self._pending or self._saved != (WAITING, list(self._waits.values())):
+        waits = list(self._waits.values())
+        if waits and (self._pending or self._saved != (WAITING, waits)):
             await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: waiting"))
         if not self._waits:
-            # What it waited for came while that was recorded.
+            # What it waited for has come while something was recorded.
             await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: ready"), status=READY)
 
     async def _check_all_asked_for(self) -> None:

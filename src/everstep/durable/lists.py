@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -222,11 +223,11 @@ async def recover(engine: CheckpointEngine, concurrency: int) -> list[RunInfo]:
     async def take(info: RunInfo) -> None:
         async with places:
             program = engine._programs.find(info.name)
-            await functions.take(engine, program, lambda runner: _take_when_let_go(runner, info.thread_id))
+            await functions.take(engine, program, lambda runner: _take_when_let_go(runner, info))
 
     found = await recoverable(engine)
     await asyncio.gather(*(take(info) for info in found))
-    return [await info_of(repository_of(engine), info.thread_id) for info in found]
+    return await _how_they_stand(engine, found)
 
 
 async def recover_one_by_one(engine: CheckpointEngine) -> list[RunInfo]:
@@ -234,8 +235,8 @@ async def recover_one_by_one(engine: CheckpointEngine) -> list[RunInfo]:
     found = [info for info in await recoverable(engine) if engine._programs.find(info.name).is_blocking]
     for info in found:
         runner = functions.runner_of(engine, engine._programs.find(info.name))
-        await _take_when_let_go(runner, info.thread_id)
-    return [await info_of(repository_of(engine), info.thread_id) for info in found]
+        await _take_when_let_go(runner, info)
+    return await _how_they_stand(engine, found)
 
 
 async def take_quietly(runner: Runner, thread_id: str) -> bool:
@@ -253,23 +254,43 @@ async def take_quietly(runner: Runner, thread_id: str) -> bool:
     return True
 
 
-async def _take_when_let_go(runner: Runner, thread_id: str) -> None:
+async def _take_when_let_go(runner: Runner, info: RunInfo) -> None:
     """Take a run up, also if whoever had it last is just about to let it go.
 
-    That it waits is recorded first, and then its claim is given back. An answer may come in between.
+    That it waits is recorded first, and then its claim is given back. An answer may come in between. It may also come
+    while that is recorded: then whoever has the run goes on with it.
     """
     ends = time.monotonic() + _LETTING_GO_SECONDS
     pause = _LETTING_GO_SECONDS / 1000
-    while not await take_quietly(runner, thread_id):
-        # Somebody else has it and is at work, or it has come to its end there.
-        if time.monotonic() > ends or not await _is_ready(repository_of(runner.engine), thread_id):
+    while not await take_quietly(runner, info.thread_id):
+        if time.monotonic() > ends or not await _is_held_since_before(repository_of(runner.engine), info):
             return
         await runner.face.sleep(pause)
-        pause *= 2
+        pause = min(pause * 2, _LETTING_GO_SECONDS / 20)
 
 
-async def _is_ready(repository: Repository, thread_id: str) -> bool:
+async def _is_held_since_before(repository: Repository, info: RunInfo) -> bool:
+    """Whether somebody has had a run since before it stood so, or has just let it go.
+
+    Who has taken it up after that is at work on it, and may be for long.
+    """
     try:
-        return (await info_of(repository, thread_id)).status == READY
+        head = await head_of(repository, info.thread_id)
     except RunNotFound:
+        return False  # it was deleted meanwhile
+    if head.record.metadata.get("run_status") in (DONE, FAILED):
         return False
+    claimed = await Claims(repository).find(info.thread_id)
+    if claimed is None or not claimed.task.runs:
+        return True
+    stood = await repository.store.read(info.thread_id, "", info.checkpoint_id)
+    return stood is not None and claimed.stored.seq < stood.stored.seq
+
+
+async def _how_they_stand(engine: CheckpointEngine, taken: Sequence[RunInfo]) -> list[RunInfo]:
+    """Return how runs stand now; those that were deleted meanwhile are left out."""
+    found: list[RunInfo] = []
+    for info in taken:
+        with contextlib.suppress(RunNotFound):
+            found.append(await info_of(repository_of(engine), info.thread_id))
+    return found
