@@ -106,7 +106,7 @@ class Handle:
 
     def mend(self, *, dry_run: bool) -> list[Lost]:
         """Make tables agree, and give pages their checksums; see `mending`."""
-        from everstep.stores.sqlite.mending import BrokenStructure
+        from everstep.stores.sqlite.mending import BROKEN
         from everstep.stores.sqlite.rebuilding import mend_file, rebuild_file
 
         self.check_whose()
@@ -114,7 +114,7 @@ class Handle:
         with translated(self.path):
             try:
                 lost = mend_file(self.path, busy_ms, dry_run=dry_run)
-            except (BrokenStructure, apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError) as exc:
+            except BROKEN as exc:
                 if dry_run:
                     return [Lost(f"the structure of the file is broken ({exc}): its rows would be copied to a new one")]
                 self._let_go()

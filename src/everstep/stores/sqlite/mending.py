@@ -1,4 +1,4 @@
-"""Makes the tables of a damaged SQLite file agree again, and reads rows around pages that are broken.
+"""Makes the tables of a damaged SQLite file agree again.
 
 What follows from other rows is made anew. What cannot be read, or belongs to nothing, is taken out and returned. Rows
 of checkpoints are left to those who can name them, but where nothing tells whose they are.
@@ -7,8 +7,8 @@ of checkpoints are left to those who can name them, but where nothing tells whos
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import apsw
 
@@ -33,8 +33,6 @@ from everstep.stores.sqlite.verify import (
 from everstep.values.tree import FORMAT
 
 _ROUNDS_MAX = 4
-_BROKEN = (apsw.CorruptError, apsw.IOError, apsw.FormatError, apsw.SQLError)
-_GAP_MAX = 100_000  # numbers of rows that are tried one by one
 _OF_INDEXES = re.compile(r"row \d+ missing from index|wrong # of entries in index|non-unique entry in index")
 _OWN_ID = re.compile(r"ckpt-(.*)-\d+-[0-9a-f]+", re.DOTALL)
 TABLES = (
@@ -90,6 +88,15 @@ _HIGHEST = (
 
 class BrokenStructure(Exception):
     """The file cannot be put right in place: its tables must be copied into a new one."""
+
+
+# A page in the place of another may hold rows of other types, or with keys that there are already. A text that is none
+# any more is an error of Python's.
+BROKEN = (
+    BrokenStructure, apsw.CorruptError, apsw.NotADBError, apsw.SQLError, apsw.MismatchError, apsw.ConstraintError,
+    UnicodeDecodeError,
+)  # fmt: skip
+"""What tells that a file cannot be mended in place."""
 
 
 def restore_schema(connection: apsw.Connection) -> None:
@@ -268,88 +275,3 @@ def _count_again(connection: apsw.Connection) -> None:
     connection.execute(
         f"DELETE FROM counters WHERE name NOT IN ({', '.join('?' * len(COUNTERS))}, 'renewals')", COUNTERS
     )
-
-
-# -- a file whose structure is broken
-
-
-def copy_rows(source: apsw.Connection, target: apsw.Connection) -> int:
-    """Copy every row that can be read into a new file, as it is, and return how many that were."""
-    count = 0
-    target.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
-    target.execute("BEGIN IMMEDIATE")
-    for table in TABLES:
-        target.execute(f"DELETE FROM {table}")
-        columns = [row[1] for row in target.execute(f"PRAGMA table_info({table})")]
-        insert = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-        keys = [row[1] for row in target.execute(f"PRAGMA table_info({table})") if row[5]]
-        for row in _readable(source, table, columns, keys):
-            try:
-                target.execute(insert, row)
-                count += 1
-            except (apsw.ConstraintError, apsw.MismatchError):
-                continue  # a row that is out of shape
-    target.execute("COMMIT")
-    target.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
-    return count
-
-
-def _readable(
-    source: apsw.Connection, table: str, columns: Sequence[str], keys: Sequence[str]
-) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows that can be reached: from the one end, from the other, and one by one between."""
-    has_rowid = table not in ("shared_states", "facts", "segments", "writes", "covers")
-    rows = _Reachable(source, table, columns, ["rowid"] if has_rowid else keys)
-    seen = set[tuple[Any, ...]]()
-    for row in rows.from_end("ASC"):
-        if not has_rowid:
-            seen.add(row)
-        yield row
-    if not rows.is_broken:
-        return
-    low = rows.last_key
-    for row in rows.from_end("DESC"):
-        if row in seen:
-            break  # the ways from both ends have met
-        yield row
-    if has_rowid:
-        yield from rows.between(low or 0, rows.last_key)
-
-
-class _Reachable:
-    """The rows of a table that may be broken."""
-
-    def __init__(self, source: apsw.Connection, table: str, columns: Sequence[str], order: Sequence[str]) -> None:
-        """`order` names the columns that the table is kept in the order of."""
-        self._source = source
-        self._table = table
-        self._columns = ", ".join(columns)
-        self._order = order
-        self.is_broken = False
-        self.last_key: Any = None
-        """Of the way that was gone last: the first column of its order, as it was in the last row; None: no row."""
-
-    def from_end(self, direction: Literal["ASC", "DESC"]) -> Iterator[tuple[Any, ...]]:
-        """Yield rows from the one end or the other, until nothing more can be read."""
-        self.last_key = None
-        order = ", ".join(f"{key} {direction}" for key in self._order)
-        text = f"SELECT {self._order[0]}, {self._columns} FROM {self._table} NOT INDEXED ORDER BY {order}"
-        try:
-            for key, *row in self._source.execute(text):
-                self.last_key = key
-                yield tuple(row)
-        except _BROKEN:
-            self.is_broken = True
-
-    def between(self, low: int, high: int | None) -> Iterator[tuple[Any, ...]]:
-        """Yield those of the rows with numbers between these that can be read; None: nobody knows the end."""
-        text = f"SELECT {self._columns} FROM {self._table} NOT INDEXED WHERE rowid = ?"
-        end = low + _GAP_MAX
-        if high is not None:
-            end = min(high, end)
-        for rowid in range(low + 1, end):
-            try:
-                found = self._source.execute(text, (rowid,)).fetchall()
-            except _BROKEN:
-                continue
-            yield from found

@@ -17,12 +17,13 @@ from everstep.stores.inspection import Lost
 from everstep.stores.sqlite import schema
 from everstep.stores.sqlite.checksums import RESERVED_BYTES, count_reserved_bytes, seal_pages
 from everstep.stores.sqlite.connecting import connect
-from everstep.stores.sqlite.mending import BrokenStructure, copy_rows, mend, restore_schema
+from everstep.stores.sqlite.lost_pages import HEADER_BYTES, LostPages
+from everstep.stores.sqlite.mending import BrokenStructure, mend, restore_schema
 from everstep.stores.sqlite.opening import open_file
 from everstep.stores.sqlite.raw import RawFile
 from everstep.stores.sqlite.recognizing import has_tables
+from everstep.stores.sqlite.salvaging import copy_rows
 
-_HEADER_BYTES = 100
 _PAGE_COUNT = struct.Struct(">I")
 _PAGE_COUNT_AT = 28
 
@@ -59,7 +60,10 @@ def _restore_version(connection: apsw.Connection) -> list[Lost]:
 
 def rebuild_file(path: Path, busy_ms: int) -> Path:
     """Copy what can be read of a file into a new one in its place, and return where the old one is kept."""
-    with contextlib.suppress(BrokenStructure, apsw.Error), closing(connect(path, busy_ms)) as connection:
+    with (
+        contextlib.suppress(BrokenStructure, apsw.Error, UnicodeDecodeError),
+        closing(connect(path, busy_ms)) as connection,
+    ):
         connection.pragma("checksum_verification", 0)
         restore_schema(connection)
     stamp = time.time_ns()
@@ -70,7 +74,8 @@ def rebuild_file(path: Path, busy_ms: int) -> Path:
             # Else a file that is shorter than it says is not read.
             source.execute("PRAGMA writable_schema = ON")
             source.pragma("checksum_verification", 0)
-            copy_rows(source, target)
+            with _pages_of(readable, path, busy_ms) as lost:
+                copy_rows(source, target, lost)
         target.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     os.rename(path, aside)
     for end in ("-wal", "-shm"):
@@ -78,6 +83,21 @@ def rebuild_file(path: Path, busy_ms: int) -> Path:
             os.rename(f"{path}{end}", f"{aside}{end}")
     os.rename(fresh, path)
     return aside
+
+
+@contextmanager
+def _pages_of(readable: Path, path: Path, busy_ms: int) -> Iterator[LostPages]:
+    """Return the pages of a file, with what was in its log; `path` is the file as it was."""
+    copy = Path(f"{path}.{time.time_ns()}.pages")
+    try:
+        copy_file(readable, copy, busy_ms)
+        header_of = copy if readable == path else path
+        with open(header_of, "rb") as file:
+            header = file.read(HEADER_BYTES)
+        with open(copy, "rb") as file:
+            yield LostPages(file, header)
+    finally:
+        _remove(copy)
 
 
 def copy_file(path: Path, to: Path, busy_ms: int) -> None:
@@ -88,10 +108,24 @@ def copy_file(path: Path, to: Path, busy_ms: int) -> None:
             with target.backup("main", source, "main") as backup:
                 backup.step()
             return
-        except apsw.NotADBError:
-            # SQLite does not know where its pages are.
+        except (apsw.NotADBError, apsw.CorruptError):
+            # SQLite does not know where its pages are, or not all of them are there.
             pass
-    shutil.copyfile(path, to)
+    _copy_bytes(path, to)
+
+
+def _copy_bytes(path: Path, to: Path) -> None:
+    """Copy a file, and its log beside it."""
+    for end in ("", "-wal"):
+        if os.path.exists(f"{path}{end}"):
+            shutil.copyfile(f"{path}{end}", f"{to}{end}")
+            os.chmod(f"{to}{end}", 0o600)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, and what SQLite has made beside it."""
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -109,17 +143,15 @@ def _with_first_page(path: Path, new: apsw.Connection, busy_ms: int) -> Iterator
     _PAGE_COUNT.pack_into(first, _PAGE_COUNT_AT, path.stat().st_size // schema.PAGE_BYTES)
     copy = Path(f"{path}.{time.time_ns()}.copy")
     try:
-        shutil.copyfile(path, copy)
-        copy.chmod(0o600)
-        for length in (_HEADER_BYTES, schema.PAGE_BYTES):
+        _copy_bytes(path, copy)
+        for length in (HEADER_BYTES, schema.PAGE_BYTES):
             with open(copy, "r+b") as file:
                 file.write(first[:length])
             if _finds_tables(copy, busy_ms):
                 break
         yield copy
     finally:
-        for end in ("", "-wal", "-shm"):
-            Path(f"{copy}{end}").unlink(missing_ok=True)
+        _remove(copy)
 
 
 def _finds_tables(path: Path, busy_ms: int) -> bool:
@@ -129,5 +161,5 @@ def _finds_tables(path: Path, busy_ms: int) -> bool:
             connection.execute("PRAGMA writable_schema = ON")
             connection.pragma("checksum_verification", 0)
             return has_tables(connection)
-        except apsw.Error:
+        except (apsw.Error, UnicodeDecodeError):
             return False

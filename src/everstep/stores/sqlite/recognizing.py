@@ -18,7 +18,9 @@ from everstep.stores.sqlite.raw import RawFile
 
 # Of a file that is damaged at its beginning.
 _PAGES_TRIED = 1000
-_UNREADABLE = (apsw.NotADBError, apsw.CorruptError, apsw.IOError, apsw.SQLError, apsw.FormatError)
+_UNREADABLE = (
+    apsw.NotADBError, apsw.CorruptError, apsw.IOError, apsw.SQLError, apsw.FormatError, UnicodeDecodeError,
+)  # fmt: skip
 
 
 def is_store(path: Path, busy_ms: int) -> bool:

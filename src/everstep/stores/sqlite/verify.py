@@ -8,6 +8,7 @@ covers follows from other rows. See docs/decisions/0012.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
@@ -100,8 +101,10 @@ def thread_names(connection: apsw.Connection) -> list[str]:
     """Return the names of all threads, as far as the table can be read."""
     found: list[str] = []
     try:
-        for (name,) in connection.execute("SELECT name FROM threads NOT INDEXED"):
-            found.append(str(name))
+        for (name,) in connection.execute("SELECT CAST(name AS BLOB) FROM threads NOT INDEXED"):
+            # One that is no text any more is no end of the others.
+            with contextlib.suppress(UnicodeDecodeError):
+                found.append(bytes(name).decode())
     except apsw.Error:
         pass  # the rest cannot be reached this way; `problems` reports what is wrong
     return found
