@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from everstep.durable.lasting import lasting_text
 from everstep.stores.protocol import Key
 from everstep.values import codec
 from everstep.values.storable import UNSTORABLE, storable
@@ -113,16 +114,5 @@ def _packed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         packed = None
     if packed is not None and _MARK not in packed:
         return packed
-    shown = {"args": _lasting(storable(list(args), 2)), "kwargs": _lasting(storable(dict(kwargs), 2))}
+    shown = {"args": storable(list(args), 2, lasting_text), "kwargs": storable(dict(kwargs), 2, lasting_text)}
     return codec.pack(shown)
-
-
-def _lasting(value: Any) -> Any:
-    """Return a value in which what could not be stored is named by its class alone: a repr may hold an address."""
-    if isinstance(value, dict):
-        if value.keys() == {UNSTORABLE}:
-            return {UNSTORABLE: str(value[UNSTORABLE]).partition(" object at ")[0]}
-        return {key: _lasting(held) for key, held in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)([_lasting(held) for held in value])
-    return value

@@ -6,7 +6,9 @@ saved is not treated so: there an unstorable value is an error.
 
 from __future__ import annotations
 
+import collections
 import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from everstep.values import codec
@@ -17,13 +19,14 @@ UNSTORABLE = "__unstorable__"
 _REPR_MAX = 10_000
 
 
-def storable(value: Any, depth_above: int = 0) -> Any:
+def storable(value: Any, depth_above: int = 0, text_of: Callable[[Any], str] | None = None) -> Any:
     """Return a copy of `value`, whole, in which only what cannot be stored is replaced by its marked repr.
 
-    `depth_above` counts the containers it will be put into.
+    `depth_above` counts the containers it will be put into. `text_of` gives a text in place of the repr, and never
+    raises.
     """
     try:
-        return _storable(value, depth_above, ())
+        return _storable(value, depth_above, (), text_of or _repr)
     except Exception:  # an almost full call stack or memory
         return {UNSTORABLE: f"<{type_name(type(value))}>"}
 
@@ -42,30 +45,45 @@ def type_name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _storable(value: Any, above: int, inside: tuple[int, ...]) -> Any:
+def _storable(value: Any, above: int, inside: tuple[int, ...], text_of: Callable[[Any], str]) -> Any:
     """`inside` names the containers around it that were opened here."""
     try:
         packed = codec.pack(value, "value", above)
         return codec.unpack(packed)
     except Exception:  # then some part of it cannot be stored
         kind = type(value)
-        item = functools.partial(_storable, above=above + 1, inside=(*inside, id(value)))
+        item = functools.partial(_storable, above=above + 1, inside=(*inside, id(value)), text_of=text_of)
     if id(value) not in inside and above < codec.DEPTH_MAX - 1:
         if kind is dict:
-            return {_hashable(key, n): item(held) for n, (key, held) in enumerate(list(value.items()))}
+            return {_hashable(key, n, text_of): item(held) for n, (key, held) in enumerate(list(value.items()))}
         if kind is set or kind is frozenset:
-            return kind(_hashable(held, n) for n, held in enumerate(list(value)))
+            return kind(_members(list(value), text_of))
         if kind is list or kind is tuple:
             return kind([item(held) for held in list(value)])
-    return {UNSTORABLE: _repr(value)}
+    return {UNSTORABLE: text_of(value)}
 
 
-def _hashable(key: Any, n: int) -> Any:
-    """Return a key or a member of a set, or its marked repr with its number: two may look alike."""
+def _hashable(key: Any, n: int, text_of: Callable[[Any], str]) -> Any:
+    """Return a key, or its marked text with its number: two may look alike."""
     try:
         return codec.unpack(codec.pack(key))
     except Exception:
-        return UNSTORABLE, _repr(key), n
+        return UNSTORABLE, text_of(key), n
+
+
+def _members(held: Iterable[Any], text_of: Callable[[Any], str]) -> list[Any]:
+    """Return the members of a set, each whole or as its marked text, with a number among those that look alike."""
+    found: list[Any] = []
+    alike = collections.Counter[str]()
+    for each in held:
+        member = _hashable(each, 0, text_of)
+        if type(member) is tuple and member[:1] == (UNSTORABLE,):
+            # Not its place in the set, which is another one in each process.
+            text = str(member[1])
+            member = (UNSTORABLE, text, alike[text])
+            alike[text] += 1
+        found.append(member)
+    return found
 
 
 def _repr(value: Any) -> str:
