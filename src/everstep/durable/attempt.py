@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from everstep.errors import (
     InvalidInput,
     LeaseLost,
     ReplayMismatch,
+    RunError,
     RunLost,
     SnapshotTooLarge,
     StoreError,
@@ -137,7 +139,10 @@ class Attempt:
         self._waits: dict[str, dict[str, Any]] = {}
         self._active = 0
         self._failed: list[tuple[BaseException, str]] = []
-        self._mismatch: ReplayMismatch | None = None
+        self._stopped: Exception | None = None
+        """What keeps this process from going on with the run, though its code may have caught it."""
+        self._is_left = False
+        """Whether the code has come to its end here."""
         self._saved: tuple[str, list[Any]] | None = None
         """The status and the waits that the last checkpoint tells of."""
         self._last_id: str | None = None
@@ -204,11 +209,9 @@ class Attempt:
 
     async def run(self, call: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
         """Run the code to its end and return its result. Suspended if it has to wait."""
-        start = self.journal.beginning
-        self.live.open()
         try:
-            result = await call(*start.values["args"], **start.values["kwargs"])
-            await self._check_all_asked_for()
+            with self._code_at_work():
+                result = await self._result_of(call)
         except BaseExceptionGroup as group:
             await self._end_group(group)
         except Suspended:
@@ -217,8 +220,6 @@ class Attempt:
         except Exception as error:
             await self._fail(error)
             raise
-        finally:
-            self.live.leave(self._engine)
         about = {"op": "end", "key": "end", "status": DONE}
         values = {"name": self.program.name, "status": "returned", "result": result}
         self._waits.clear()
@@ -228,6 +229,35 @@ class Attempt:
             # The code is not right: nobody should run it again and again.
             await self._fail(error)
             raise
+        return result
+
+    @contextlib.contextmanager
+    def _code_at_work(self) -> Iterator[None]:
+        """Let the code of the run find what belongs to it, until it comes to its end."""
+        # Its keys are its own, also if a scope or a step of another run has begun it.
+        scope = _scope.get()
+        _scope.set("")
+        self.live.open()
+        try:
+            with calling.outside_of_steps():
+                yield
+        finally:
+            self._is_left = True
+            self.live.leave(self._engine)
+            _scope.set(scope)
+
+    async def _result_of(self, call: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
+        """Run the code; what has stopped it here counts more than what it has made of that."""
+        start = self.journal.beginning
+        try:
+            result = await call(*start.values["args"], **start.values["kwargs"])
+        except (Exception, Suspended) as error:
+            if self._stopped is not None and error is not self._stopped:
+                raise self._stopped from error
+            raise
+        if self._stopped is not None:
+            raise self._stopped
+        await self._check_all_asked_for()
         return result
 
     async def _end_group(self, group: BaseExceptionGroup[BaseException]) -> NoReturn:
@@ -288,9 +318,6 @@ class Attempt:
 
     async def _check_all_asked_for(self) -> None:
         """Raise if the code has come to its end without some of the steps that are recorded."""
-        # The code may have swallowed the mismatch; a run that has seen one must not end well.
-        if self._mismatch is not None:
-            raise self._mismatch
         left = self.journal.not_asked_for()
         # With "rerun", steps without an effect may have gone from the code: nothing in the world speaks of
         # them.
@@ -322,8 +349,22 @@ class Attempt:
             # Drafts are compared by identity: two steps may well record the same. Those that are not there any
             # more were taken along by another commit.
             if not drafts or any(draft is waiting for waiting in self._pending for draft in drafts):
-                await self._save_pending(status)
+                with self._stopped_by_store():
+                    await self._save_pending(status)
             return self._why_refused(drafts)
+
+    @contextlib.contextmanager
+    def _stopped_by_store(self) -> Iterator[None]:
+        """Note that the store does not take what the run does.
+
+        Code that catches such an error takes it for the failure of a step. What it does then would be recorded beside
+        the step, which has not failed: a replay could not come there again.
+        """
+        try:
+            yield
+        except (LeaseLost, StoreError) as error:
+            self._stopped = error
+            raise
 
     async def _save_pending(self, status: str | None) -> None:
         while True:
@@ -413,6 +454,23 @@ class Attempt:
         loaded = await self._repository.store.read(self.thread_id, "", checkpoint_id)
         return loaded is None or loaded.stored.hidden
 
+    def check_may_ask(self) -> None:
+        """Raise if the code must not ask for anything here, as nobody would ask for it when the run is replayed."""
+        if self._is_left:
+            raise RunError(self.thread_id, "has been left by its code here: nothing can be asked of it any more")
+        if calling.is_in_step():
+            raise InvalidInput(
+                "a step cannot ask for anything of its run: when it is replayed its function is not called. "
+                "Let the code of the run ask, and hand the result to the step"
+            )
+        if self._stopped is not None:
+            raise self._stopped
+        # In a `finally:` block the run is on its way out, and comes back here when it is taken up. What such a block
+        # asks for is asked for when it is over.
+        leaving = _left_by(sys.exception())
+        if leaving is not None:
+            raise leaving
+
     # -- steps
 
     def step(
@@ -429,6 +487,7 @@ class Attempt:
         if not callable(function):
             raise InvalidInput(f"a step is a function and its arguments, not {checks.shown(function)}")
         calling.check_effect(options.effect, undo, on_unknown)
+        self.check_may_ask()
         name = name_of(function)
         full = self._keys.take(name, key)
         return self._step(full, name, function, args, kwargs, options, undo, on_unknown)
@@ -448,6 +507,9 @@ class Attempt:
         entry = self._find("step", key)
         if entry is not None and self._is_replayed(entry, arguments, options):
             return self._replayed(entry)
+        # Something may have stopped the run since this step was asked for: another one beside it.
+        if self._stopped is not None:
+            raise self._stopped
         # Asked only here: what is recorded is still replayed by a process that is about to stop, and nothing
         # new is begun.
         if self._is_stopping():
@@ -502,9 +564,9 @@ class Attempt:
             return False
         differences = differences_of(entry.values, arguments.shown)
         what = f"has recorded step {entry.key!r} with other arguments than the code asks for now"
-        # Remembered, since the code may catch the error and go on to its end.
-        self._mismatch = ReplayMismatch(self.thread_id, entry.key, what, differences)
-        raise self._mismatch
+        # Remembered, since the code may catch the error: what it would do after that is not what the run does.
+        self._stopped = ReplayMismatch(self.thread_id, entry.key, what, differences)
+        raise self._stopped
 
     def step_key(self, key: str, arguments: Arguments) -> str:
         """Return the idempotency key of a step: the same in every try, process and branch."""
@@ -517,12 +579,13 @@ class Attempt:
 
     async def _perform(self, call: _Call, undo: Callable[..., Any] | None, on_unknown: Any) -> Any:
         """Perform an effect once, or give what became of it when it was performed before."""
-        effects = await self._family()
         key = call.key
         if self._repeats_effects:
             # It may happen once in each thread then, not once in the family.
             key = f"{self.thread_id}\n{call.key}"
-        before = await effects.find(key)
+        with self._stopped_by_store():
+            effects = await self._family()
+            before = await effects.find(key)
         if before is not None:
             status = before.about["status"]
             if status == "failed" and call.key not in self.journal.again:
@@ -537,10 +600,11 @@ class Attempt:
         # The call may still go on in its thread, so nobody can say whether the effect happens.
         if isinstance(outcome.error, calling.TimedOut):
             raise EffectUnknown(self.thread_id, call.key) from outcome.error
-        if outcome.error is None:
-            await effects.end(effect, "done", {"result": outcome.result})
-        else:
-            await effects.end(effect, "failed", {"error": failures.recorded(outcome.error)})
+        with self._stopped_by_store():
+            if outcome.error is None:
+                await effects.end(effect, "done", {"result": outcome.result})
+            else:
+                await effects.end(effect, "failed", {"error": failures.recorded(outcome.error)})
         # Not committed by itself: that the effect happened is stored in the family already, and the step
         # joins the next commit. The code may have changed the result by then, so a copy of it waits.
         kept = outcome._replace(result=codec.unpack(codec.pack(outcome.result)))
@@ -573,7 +637,8 @@ class Attempt:
         values = {"step": call.key, "step_key": call.step_key, **call.arguments.shown}
         # The name of the intent is taken if another process has begun this effect since it was looked for.
         try:
-            return await effects.begin(key, about, values, before)
+            with self._stopped_by_store():
+                return await effects.begin(key, about, values, before)
         except IdTaken:
             raise EffectUnknown(self.thread_id, call.key) from None
 
@@ -598,7 +663,8 @@ class Attempt:
             return None
         known = {"result": answer.get("result")}
         try:
-            await (await self._family()).end(found, "done", known)  # whoever comes to it next need not ask again
+            with self._stopped_by_store():
+                await (await self._family()).end(found, "done", known)  # whoever comes to it next need not ask again
         except IdTaken:
             pass  # somebody else has said so
         return known
@@ -622,7 +688,9 @@ class Attempt:
 
     def ask(self, question: str, details: Any, key: str | None) -> Coroutine[Any, Any, Any]:
         """Return the coroutine of a question to a person."""
-        return self._asked(self._keys.take("ask", key), checks.text(question, "question", 10_000), details)
+        text = checks.text(question, "question", 10_000)
+        self.check_may_ask()
+        return self._asked(self._keys.take("ask", key), text, details)
 
     async def _asked(self, key: str, question: str, details: Any, more: Mapping[str, Any] | None = None) -> Any:
         asked = self._find("ask", key)
@@ -645,6 +713,7 @@ class Attempt:
     def wait_for(self, event: str) -> Coroutine[Any, Any, Any]:
         """Return the coroutine that waits for an event."""
         name = checks.text(event, "event", _KEY_MAX)
+        self.check_may_ask()
         return self._waited_for(name, self._keys.count(f"\nevent {name}"))
 
     async def _waited_for(self, event: str, number: int) -> Any:
@@ -665,6 +734,7 @@ class Attempt:
         """Return the coroutine of a sleep."""
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < 1e10:
             raise InvalidInput(f"a run sleeps for a number of seconds, not {checks.shown(seconds)}")
+        self.check_may_ask()
         return self._slept(self._keys.take("sleep", key), float(seconds))
 
     async def _slept(self, key: str, seconds: float) -> None:
@@ -686,6 +756,7 @@ class Attempt:
 
     def now(self) -> datetime:
         """Return the time, the same whenever the run is replayed."""
+        self.check_may_ask()
         key = self._keys.take("now", None)
         entry = self._find("now", key)
         if entry is not None:
@@ -704,6 +775,7 @@ class Attempt:
         return UUID(int=self._chance("uuid").getrandbits(128), version=4)
 
     def _chance(self, name: str) -> Random:
+        self.check_may_ask()
         # Made from the seed and the key: nothing has to be recorded for each number.
         seed = self.journal.beginning.about["seed"]
         return Random(f"{seed}/{self._keys.take(name, None)}")  # noqa: S311  # nothing rests on its being secret
@@ -845,6 +917,16 @@ def differences_of(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
 def _by_path(shown: Mapping[str, Any]) -> dict[str, Any]:
     positional = {f"args[{place}]": value for place, value in enumerate(shown.get("args", []))}
     return positional | {f"kwargs.{name}": value for name, value in shown.get("kwargs", {}).items()}
+
+
+def _left_by(error: BaseException | None) -> BaseException | None:
+    """Return why a run is left for now, if that and nothing else is what an exception says."""
+    if isinstance(error, BaseExceptionGroup):
+        _, others = error.split((Suspended, Forked))
+        return _first_of(error) if others is None else None
+    if isinstance(error, (Suspended, Forked)):
+        return error
+    return None
 
 
 def _first_of(error: BaseException) -> BaseException:

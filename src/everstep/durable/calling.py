@@ -11,7 +11,7 @@ import random
 import threading
 import time
 import types
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from everstep.errors import InvalidInput
@@ -35,6 +35,23 @@ def step_key() -> str:
     if key is None:
         raise InvalidInput("step_key() is called inside a step of a durable run")
     return key
+
+
+def is_in_step() -> bool:
+    """Whether this is called inside a step."""
+    return _key.get() is not None
+
+
+@contextlib.contextmanager
+def outside_of_steps() -> Iterator[None]:
+    """Begin something that belongs to no step, also where a step has begun it."""
+    before = _key.get()
+    _key.set(None)
+    # Not by a token: a coroutine may be closed in another context than it was begun in.
+    try:
+        yield
+    finally:
+        _key.set(before)
 
 
 class Options(NamedTuple):

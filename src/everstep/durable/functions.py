@@ -68,6 +68,11 @@ def program_of(function: Callable[..., Any], name: str | None, on_change: str, *
     """Return a function as a program, if it can be one."""
     if not callable(function):
         raise InvalidInput(f"durable decorates a function, not {checks.shown(function)}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidInput(
+            f"{function.__qualname__}: a durable function returns its result, and does not yield; put what it yields "
+            "into run.messages or run.state"
+        )
     if inspect.iscoroutinefunction(function) != is_async:
         wanted = "an async def; for a plain function use engine.sync.durable" if is_async else "a plain function"
         raise InvalidInput(f"{getattr(function, '__qualname__', function)!s}: durable takes {wanted} here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import inspect
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
@@ -149,6 +150,14 @@ class Run(_Held):
         All of them come to their end, then the first error is raised. Coroutines of several steps each want a
         `run.scope` of their own, so that their keys do not depend on who is faster.
         """
+        try:
+            self._attempt.check_may_ask()
+        except BaseException:
+            # Or Python would warn of coroutines that nobody awaits.
+            for each in work:
+                if inspect.iscoroutine(each):
+                    each.close()
+            raise
         return calling.gathered(work)
 
     def ask(self, question: str, details: Any = None, *, key: str | None = None) -> Coroutine[Any, Any, Any]:
@@ -226,6 +235,8 @@ class SyncRun(_Held):
         What is no function is taken as the result that it is. All of them come to their end, then the first error is
         raised. Functions of several steps each want a `run.scope` of their own.
         """
+        # Here, since the threads know neither of a step that they are begun in, nor of a wait that is on its way out.
+        self._attempt.check_may_ask()
         results: list[Any] = list(work)
         errors: list[BaseException | None] = [None] * len(work)
 
