@@ -153,8 +153,13 @@ async def test_a_run_that_was_let_go_beside_a_question_is_taken_up_before_the_an
     assert await statuses(engine) == {name: "done"}
 
 
+class Odd(BaseException):
+    """What is no failure."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(), asyncio.CancelledError(), Odd(), BaseExceptionGroup("odd", [Odd()])])
 async def test_a_run_that_comes_no_further_is_left_alone_for_a_while(
-    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch
+    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     calls: list[int] = []
 
@@ -162,7 +167,7 @@ async def test_a_run_that_comes_no_further_is_left_alone_for_a_while(
     async def leave(run: everstep.Run) -> None:
         await run.ask("Begin?")
         calls.append(1)
-        raise SystemExit
+        raise error
 
     [name] = await begun(engine, leave, 1)
     await engine.answer(name, True)
@@ -173,6 +178,20 @@ async def test_a_run_that_comes_no_further_is_left_alone_for_a_while(
     monkeypatch.setattr("everstep.durable.worker.time.monotonic", lambda: 1e12)
     await worker.take_up_all()
     assert calls == [1, 1]
+
+
+async def test_what_leaves_one_run_does_not_leave_the_others(engine: everstep.CheckpointEngine) -> None:
+    @engine.durable
+    async def work(run: everstep.Run) -> None:
+        await run.ask("Begin?")
+        if run.thread_id == "run-0":
+            raise asyncio.CancelledError
+
+    names = await begun(engine, work, 3)
+    for name in names:
+        await engine.answer(name, True)
+    await engine.recover()
+    assert await statuses(engine) == {names[0]: "ready", names[1]: "done", names[2]: "done"}
 
 
 async def test_sleepers_are_woken_and_are_not_looked_for_among_all_that_wait(

@@ -251,7 +251,23 @@ async def take_quietly(runner: Runner, thread_id: str) -> bool:
         return False
     except Exception as error:
         logger.warning("run %r has failed: %s: %s", thread_id, type(error).__name__, error)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        # Code of runs may let out what is no failure: a CancelledError of something inside that was cancelled, say.
+        if _is_being_cancelled():
+            raise
+        logger.warning("run %r was left by %s: %s; nothing was recorded of it", thread_id, type(error).__name__, error)
     return True
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody has cancelled the task that this is called in."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False  # there is no event loop here
+    return task is not None and task.cancelling() > 0
 
 
 async def _take_when_let_go(runner: Runner, info: RunInfo) -> None:
