@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -388,6 +389,41 @@ async def test_a_failed_effect_is_not_repeated_by_itself(engine: everstep.Checkp
         await pay_or_fail(thread_id="u")
     with pytest.raises(everstep.EffectUnknown):
         await engine.resume("u")
+    assert world.calls.count("charge") == 2
+
+
+@pytest.mark.parametrize("ends_by", ["a time limit", "a result that cannot be stored"])
+async def test_an_unknown_effect_that_the_code_caught_is_replayed_as_that(
+    engine: everstep.CheckpointEngine, world: World, ends_by: str
+) -> None:
+    async def charge() -> object:
+        world.do("charge")
+        if ends_by == "a time limit":
+            await asyncio.sleep(60)
+        return object()
+
+    @engine.durable
+    async def pay(run: everstep.Run, is_caught: bool) -> object:
+        try:
+            return await run.step(charge, effect="once", timeout=0.05 if ends_by == "a time limit" else None)
+        except (everstep.EffectUnknown, everstep.UnstorableValue):
+            if not is_caught:
+                raise
+        await run.step(world.do, "tell")
+        return await run.step(world.do, "last")
+
+    world.kill_at("last")
+    await killed(pay(True, thread_id="t"))
+    await asyncio.wait_for(engine.resume("t"), 60)
+    assert world.calls == ["charge", "tell", "last", "last"]
+
+    # One that ended the run is asked for, as after a crash.
+    with pytest.raises((everstep.EffectUnknown, everstep.UnstorableValue)):
+        await pay(False, thread_id="u")
+    handle = await pay.start(False, thread_id="u")
+    await asyncio.shield(handle._task)
+    await engine.answer("u", everstep.happened("receipt"))
+    assert await handle.result() == "receipt"
     assert world.calls.count("charge") == 2
 
 

@@ -596,20 +596,34 @@ class Attempt:
                 if known is not None:
                     return await self._taken_over(call, known)
         effect = await self._begin_effect(effects, key, call, undo, before)
-        outcome = await self._called(call)
-        # The call may still go on in its thread, so nobody can say whether the effect happens.
-        if isinstance(outcome.error, calling.TimedOut):
-            raise EffectUnknown(self.thread_id, call.key) from outcome.error
-        with self._stopped_by_store():
-            if outcome.error is None:
-                await effects.end(effect, "done", {"result": outcome.result})
-            else:
-                await effects.end(effect, "failed", {"error": failures.recorded(outcome.error)})
+        outcome = await self._end_effect(effects, effect, call, await self._called(call))
         # Not committed by itself: that the effect happened is stored in the family already, and the step
         # joins the next commit. The code may have changed the result by then, so a copy of it waits.
         kept = outcome._replace(result=codec.unpack(codec.pack(outcome.result)))
         self._pending.append(_step_draft(call, kept))
         return self._given(call.key, outcome)
+
+    async def _end_effect(
+        self, effects: Effects, effect: Effect, call: _Call, outcome: calling.Outcome
+    ) -> calling.Outcome:
+        """Store how an effect ended, and return how its step did.
+
+        If it stays unknown, the step has failed: that is recorded as of any other, since the code may catch it.
+        """
+        # The call may still go on in its thread, so nobody can say whether the effect happens.
+        if isinstance(outcome.error, calling.TimedOut):
+            unknown = EffectUnknown(self.thread_id, call.key)
+            unknown.__cause__ = outcome.error
+            return outcome._replace(error=unknown)
+        with self._stopped_by_store():
+            if outcome.error is not None:
+                await effects.end(effect, "failed", {"error": failures.recorded(outcome.error)})
+                return outcome
+            try:
+                await effects.end(effect, "done", {"result": outcome.result})
+            except _NOT_TAKEN as error:
+                return calling.Outcome(None, error, [*outcome.tries, calling.told(error)], outcome.seconds)
+        return outcome
 
     async def _failed_before(self, call: _Call, before: Effect) -> Any:
         """Raise the failure of an effect that was performed before, in this branch of the family or in another."""
