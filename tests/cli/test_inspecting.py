@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import everstep
 from tests.cli.conftest import Run
 
@@ -67,6 +69,29 @@ def test_diff_of_a_part(run: Run, demo_file: Path) -> None:
     assert lines("--path", "state.budget") == ["~ state.budget.left"]
     assert lines("--messages") == [line for line in lines() if "[" in line.split()[1][:1]]
     assert lines("--stat")[0].startswith("state")
+
+
+@pytest.mark.parametrize("path", ["/state", "/state/*", "state", "/budget", "/state/budget/left", "/hotel/name"])
+def test_diff_of_a_part_is_never_said_to_be_the_same_where_it_differs(run: Run, demo_file: Path, path: str) -> None:
+    words = ["diff", "trip-to-oslo~1", "trip-to-oslo", "--path", path, "--exit-code", "--store", demo_file]
+
+    assert run(*words).code == 1
+    assert "no changes" not in run(*words).out
+
+
+def test_figures_and_patch_of_a_part_are_about_that_part(run: Run, demo_file: Path) -> None:
+    words = ["diff", "trip-to-oslo~1", "trip-to-oslo", "--store", demo_file]
+
+    assert run(*words, "--path", "/state/hotel", "--stat").out == "state: 1 changed; messages: nothing\n"
+    assert run(*words, "--path", "/hotel", "--patch").json == [
+        {"op": "replace", "path": "/state/hotel", "value": "Lighthouse"}
+    ]
+    told = run(*words, "--path", "/messages/9", "--json").json
+    assert [message["index"] for message in told["messages"]] == [9]
+    assert told["state"] == []
+    assert told["counts"]["messages"] == {"added": 1, "removed": 0, "changed": 0}
+    assert run(*words, "--path", "/nights", "--exit-code").out == "no changes\n"
+    assert run(*words, "--path", "nights").code == 2
 
 
 def test_a_patch_can_be_given_to_fork(run: Run, own_file: Path, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import everstep
 from everstep.errors import InvalidInput
-from everstep.views import changes, patches
+from everstep.types import MISSING
+from everstep.views import changes, patches, paths
 from tests.views.conftest import plan_trip
 
 JSON = st.recursive(
@@ -19,6 +20,16 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text("ab~/", max_size=2), inner, max_size=4),
     max_leaves=20,
 )
+
+
+@given(JSON, JSON, st.lists(st.sampled_from(["a", "b", "ab", "0", "1"]), max_size=3))
+def test_a_patch_of_a_part_makes_that_part_the_same(a: Any, b: Any, way: list[str]) -> None:
+    made = patches.apply_patch(a, patches.make_patch_at(way, a, b, changes.name_of))
+    assert _written(paths.found_at(made, way)) == _written(paths.found_at(b, way))
+
+
+def _written(value: Any) -> str | None:
+    return None if value is MISSING else json.dumps(value, sort_keys=True)
 
 
 @given(JSON, JSON)

@@ -123,11 +123,10 @@ def counts_text(counts: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def show_changes(output: Output, found: Row, *, only_messages: bool = False) -> None:
+def show_changes(output: Output, found: Row) -> None:
     """Print what is different: the state by path, then the messages."""
-    if not only_messages:
-        for change in found["state"]:
-            show_change(output, change)
+    for change in found["state"]:
+        show_change(output, change)
     for change in found["messages"]:
         show_message_change(output, change)
 

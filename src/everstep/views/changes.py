@@ -11,8 +11,8 @@ from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Stored
 from everstep.types import MISSING
-from everstep.views import patches
-from everstep.views.differences import differences
+from everstep.views import patches, paths
+from everstep.views.differences import differences, way_of
 from everstep.views.errors import shown_or_missing
 from everstep.views.json_values import size_of, to_json
 from everstep.views.reading import Ref, Values, repository_of, stored_by_key, stored_of, values_of
@@ -29,23 +29,32 @@ _ENTRIES_MAX = 250
 _SMALL = 100
 
 
-async def compare(engine: CheckpointEngine, a: Ref | None, b: Ref, *, max_value_bytes: int = 20_000) -> dict[str, Any]:
+async def compare(
+    engine: CheckpointEngine, a: Ref | None, b: Ref, *, path: str | None = None, max_value_bytes: int = 20_000
+) -> dict[str, Any]:
     """Return what changed from `a` to `b`; None: from the first parent of `b`, or from nothing if it has none.
 
+    With a path, such as `/plan` or `/messages/3`, it is only what changed there, the figures and the patch included.
     A patch that is large is left out: `patch` is null then, and `patch()` gives it.
     """
     limit = checks.count(max_value_bytes, "max_value_bytes")
+    wanted = _wanted(path)
     repository = repository_of(engine)
     after = await stored_of(engine, b)
     before = await _before(engine, repository, a, after)
     old = await _old_values(repository, before)
     new = await values_of(repository, after)
     room = Room(limit)
-    found = [each for each in await differences(repository, before, after) if not each.path.startswith("messages")]
+    found: list[Difference] = []
+    for each in await differences(repository, before, after):
+        if not each.path.startswith("messages") and paths.meet(way_of(each.path), wanted):
+            found.append(each)
     state = [state_entry(change, room) for change in found[:_ENTRIES_MAX]]
-    pairs = patches.aligned(old.messages, new.messages, name_of)
+    pairs = [
+        pair for pair in patches.aligned(old.messages, new.messages, name_of) if paths.meet(_way_of_pair(pair), wanted)
+    ]
     messages = [_message(old.messages, new.messages, pair, room) for pair in pairs[:_ENTRIES_MAX]]
-    operations = patches.make_patch(_document(old), _document(new), name_of)
+    operations = patches.make_patch_at(wanted, _document(old), _document(new), name_of)
     named = None
     if before is not None:
         named = ref_of(before)
@@ -64,13 +73,28 @@ async def compare(engine: CheckpointEngine, a: Ref | None, b: Ref, *, max_value_
     }
 
 
-async def patch(engine: CheckpointEngine, a: Ref | None, b: Ref) -> list[dict[str, Any]]:
-    """Return the JSON Patch from one checkpoint to another, however large it is."""
+async def patch(engine: CheckpointEngine, a: Ref | None, b: Ref, *, path: str | None = None) -> list[dict[str, Any]]:
+    """Return the JSON Patch from one checkpoint to another, or of what is at a path, however large it is."""
+    wanted = _wanted(path)
     repository = repository_of(engine)
     after = await stored_of(engine, b)
     before = await _before(engine, repository, a, after)
     old = await _old_values(repository, before)
-    return patches.make_patch(_document(old), _document(await values_of(repository, after)), name_of)
+    new = await values_of(repository, after)
+    return patches.make_patch_at(wanted, _document(old), _document(new), name_of)
+
+
+def _wanted(path: str | None) -> list[str]:
+    """Return the way that a comparison is about; [] is all of the document."""
+    if path is None:
+        return []
+    return paths.of_filter(path)
+
+
+def _way_of_pair(pair: patches.Pair) -> list[str]:
+    """Return where a message stands: at its new place, or where it was."""
+    place = pair.a if pair.b is None else pair.b
+    return ["messages", str(place)]
 
 
 async def _before(engine: CheckpointEngine, repository: Repository, ref: Ref | None, after: Stored) -> Stored | None:

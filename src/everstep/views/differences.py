@@ -15,7 +15,7 @@ from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Root, Stored
 from everstep.values import codec, tree
 from everstep.values.walk import Need, together
-from everstep.views.paths import parsed, within
+from everstep.views.paths import meet, of_filter, parsed
 from everstep.views.reading import CODEC, stored_by_key
 from everstep.views.texts import one_line
 
@@ -64,11 +64,10 @@ class Changed(NamedTuple):
 
     def touches(self, path: str) -> bool:
         """Whether something at a path, below it or above it changed: `/plan`, `/plan/*`, `state.plan.*`, `messages`."""
-        wanted = parsed(path.strip().removesuffix("/*").removesuffix(".*").removesuffix("[*]"))
+        wanted = of_filter(path)
         if wanted[:1] == ["messages"]:
             return bool(self.added or self.edited or self.removed)
-        ways = [_way(key) for key in self.keys]
-        return any(within(way, wanted) or within(wanted, way) for way in ways)
+        return any(meet(way_of(key), wanted) for key in self.keys)
 
 
 async def changed_since_parent(repository: Repository, stored: Sequence[Stored]) -> dict[Key, Changed]:
@@ -207,7 +206,8 @@ def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count} messages"
 
 
-def _way(path: str) -> list[str]:
+def way_of(path: str) -> list[str]:
+    """Return the parts of the path of a difference."""
     try:
         return parsed(path)
     except InvalidInput:  # a key so long that the path has only its beginning

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from everstep.errors import InvalidInput, UnstorableValue
 from everstep.runtime import checks
+from everstep.types import MISSING
 from everstep.values.walk import match, stretches
-from everstep.views.paths import pointer
+from everstep.views.paths import found_at, pointer
 from everstep.views.reading import CODEC
 
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
@@ -166,6 +167,38 @@ def make_patch(a: Any, b: Any, name_of: Callable[[Any], Hashable | None] = lambd
     found: list[dict[str, Any]] = []
     _patch(a, b, [], found, name_of)
     return found
+
+
+def make_patch_at(
+    way: Sequence[str], a: Any, b: Any, name_of: Callable[[Any], Hashable | None] = lambda _: None
+) -> list[dict[str, Any]]:
+    """Return the operations that change only what is at the end of a way.
+
+    Where the way ends early on one side, they are about the value that it ends in.
+    """
+    parts = list(way)
+    while parts and not _can_be_changed(a, b, parts):
+        parts.pop()
+    old = found_at(a, parts)
+    new = found_at(b, parts)
+    found: list[dict[str, Any]] = []
+    if old is MISSING and new is MISSING:
+        return found
+    if old is MISSING:
+        found.append({"op": "add", "path": pointer(parts), "value": new})
+    elif new is MISSING:
+        found.append({"op": "remove", "path": pointer(parts)})
+    else:
+        _patch(old, new, parts, found, name_of)
+    return found
+
+
+def _can_be_changed(a: Any, b: Any, parts: Sequence[str]) -> bool:
+    """Whether what is there can be put, changed or removed without a change of what is around it."""
+    if found_at(a, parts) is not MISSING and found_at(b, parts) is not MISSING:
+        return True
+    above = parts[:-1]
+    return type(found_at(a, above)) is dict and type(found_at(b, above)) is dict
 
 
 def _patch(

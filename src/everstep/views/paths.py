@@ -107,6 +107,16 @@ def found_at(value: Any, parts: Sequence[str]) -> Any:
     return value
 
 
+def of_filter(path: str) -> list[str]:
+    """Return the parts that a filter names: `/plan`, `/plan/*` and `state.plan.*` mean the same."""
+    return parsed(path.strip().removesuffix("/*").removesuffix(".*").removesuffix("[*]"))
+
+
+def meet(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether one of two ways leads to the other, or into it."""
+    return within(one, other) or within(other, one)
+
+
 def within(inner: Sequence[str], outer: Sequence[str]) -> bool:
     """Whether a way leads to another, or into it."""
     return list(inner[: len(outer)]) == list(outer)

@@ -145,7 +145,7 @@ async def _compare(service: Service, values: Values) -> dict[str, Any]:
     if a is not None:
         a = await service.engine.resolve(a, thread_id=values["thread"])
     b = await service.engine.resolve(values["b"], thread_id=values["thread"])
-    return await changes.compare(service.engine, a, b)
+    return await changes.compare(service.engine, a, b, path=values["path"])
 
 
 async def _messages(service: Service, values: Values) -> dict[str, Any]:
@@ -438,6 +438,7 @@ ENDPOINTS = (
             Text(name="a", about="The one before; the first parent of `b` if left out.", can_be_empty=False),
             Text(name="b", about="The one after.", required=True, can_be_empty=False),
             OPEN_THREAD,
+            Text(name="path", about="Only what changed here, such as `/plan` or `/messages/3`.", can_be_empty=False),
         ),
         "Comparison",
         "What changed from one checkpoint to another.",

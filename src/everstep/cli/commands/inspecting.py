@@ -101,7 +101,7 @@ def get(common: Common, ref: str, pointer: str, raw: bool) -> None:
 @click.option("--messages", is_flag=True, help="Only the conversation.")
 @click.option("--stat", is_flag=True, help="Only figures.")
 @click.option("--patch", is_flag=True, help="As a JSON Patch (RFC 6902), which `fork --patch` takes.")
-@click.option("--path", metavar="PATH", help="Only what is below this path.")
+@click.option("--path", metavar="PATH", help="Only what is here, such as /plan, state.plan or /messages/3.")
 @click.option("--exit-code", is_flag=True, help="End with 1 if there is a difference.")
 @click.pass_obj
 def diff(
@@ -123,11 +123,12 @@ def diff(
     if after is None:
         before = None
         after = a
+    if messages:
+        path = "/messages"
     with common.opened() as session:
-        found = session.run(changes.compare, before, after)
+        found = session.run(changes.compare, before, after, path=path)
         if patch:
-            found["patch"] = session.run(changes.patch, before, after)
-    _narrow(found, path, only_messages=messages)
+            found["patch"] = session.run(changes.patch, before, after, path=path)
     is_different = bool(found["state"] or found["messages"])
     code = FAILURE if exit_code and is_different else 0
     if patch and not output.is_json:
@@ -140,24 +141,8 @@ def diff(
         if stat or not is_different:
             output.line(counts_text(found["counts"]) if is_different else "no changes")
         if not stat:
-            show_changes(output, found, only_messages=messages)
+            show_changes(output, found)
     return code
-
-
-def _narrow(found: dict[str, Any], path: str | None, *, only_messages: bool) -> None:
-    """Leave only what was asked for: the conversation, or what is below a path of the state."""
-    if only_messages:
-        found["state"] = []
-    elif path is not None:
-        found["state"] = [change for change in found["state"] if _is_below(change["path"], path)]
-        found["messages"] = []
-
-
-def _is_below(path: str, above: str) -> bool:
-    """Whether a path is another one or leads into it; both forms, `state.a.b` and `/a/b`, mean the same."""
-    parts = [part for part in above.removeprefix("state").replace("/", ".").split(".") if part]
-    own = [part for part in path.removeprefix("state").replace("/", ".").split(".") if part]
-    return own[: len(parts)] == parts
 
 
 @command("blame")
