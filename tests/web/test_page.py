@@ -36,6 +36,7 @@ WIDE = {"width": 1440, "height": 820}
 NARROW = {"width": 390, "height": 780}
 PICTURES = Path(__file__).parents[2] / "docs/images"
 STATIC = Path(everstep.__file__).parent / "web/static"
+COLOUR = "(element) => getComputedStyle(element).color"
 SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
 
@@ -516,8 +517,12 @@ def test_the_tabs_show_messages_state_and_step(shared: str, visit: Visit) -> Non
     tab(page, "State")
     page.locator(".node-key").filter(has_text="budget").click()
     expect(page.locator(".node-key").filter(has_text="left")).to_be_visible()
+    for name, value in (("hotel", '"Lighthouse"'), ("nights", "2"), ("next_node", '""')):
+        found = page.locator(".node").filter(has=page.locator(".node-key", has_text=name))
+        expect(found.locator(".node-preview")).to_have_text(value)  # a text does not look like what it says
     page.get_by_label("Find in the values").fill("Lighthouse")
     expect(page.get_by_text(re.compile(r"^\d+ places?"))).to_be_visible()
+    expect(page.locator(".node-preview").get_by_text('"Lighthouse"', exact=True).first).to_be_visible()
     page.get_by_label("Find in the values").fill("")
     hotel = page.locator(".node").filter(has_text="hotel").first
     hotel.hover()
@@ -924,7 +929,10 @@ def test_a_thread_is_deleted_when_its_name_is_written(own: str, path: Path, visi
     expect(window).to_contain_text("32 checkpoints, hidden ones included, go for good")
     delete = window.get_by_role("button", name="Delete for good")
     expect(delete).to_be_disabled()
+    unusable = delete.evaluate(COLOUR)
     window.get_by_role("textbox").fill(STORY)
+    expect(delete).to_be_enabled()
+    assert delete.evaluate(COLOUR) != unusable  # nobody presses in vain what looks as if it could be
     expect(page.locator(".thread-size").last).not_to_be_empty()  # else it is asked for when it is gone
     delete.click()
     expect(toast(page)).to_contain_text(f"{STORY} is deleted, with 32 checkpoints.")
@@ -1538,6 +1546,14 @@ def test_a_narrow_screen_shows_one_thing_after_the_other(shared: str, visit: Vis
     page.get_by_role("link", name="All threads").click()
     expect(page.get_by_role("navigation")).to_be_visible()
     assert serious(page) == []
+
+
+def test_every_value_has_its_tools_on_a_narrow_screen(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}?tab=state", viewport=NARROW, has_touch=True)
+    rows(page).first.tap()
+    page.locator(".node-key").filter(has_text="messages").tap()
+    page.get_by_role("button", name="Who wrote this?").tap()
+    expect(page.locator(".writers a").first).to_be_visible()
 
 
 def test_a_link_that_was_sent_leads_back_into_the_page(shared: str, visit: Visit) -> None:

@@ -89,7 +89,7 @@ async def value(engine: CheckpointEngine, ref: Ref, path: str = "", *, max_bytes
 
 
 async def search(engine: CheckpointEngine, ref: Ref, text: str, *, limit: int = _HITS_MAX) -> dict[str, Any]:
-    """Return where a text stands, in keys and in values: `{"paths": [{"path", "preview"}], "more": bool}`."""
+    """Return where a text stands, in keys and in values: `{"paths": [{"path", "type", "preview"}], "more": bool}`."""
     wanted = checks.text(text, "text").casefold()
     if not wanted:
         raise InvalidInput("text is empty; say what to look for")
@@ -104,7 +104,7 @@ async def search(engine: CheckpointEngine, ref: Ref, text: str, *, limit: int = 
         is_named = bool(parts) and wanted in parts[-1].casefold()
         children = children_of(held)
         if is_named or (children is None and wanted in _searched(held)):
-            found.append({"path": pointer(parts), "preview": preview(held)})
+            found.append({"path": pointer(parts), "type": kind_of(held).name, "preview": preview(held)})
         # Turned round, since a stack gives the last first, and hits shall come in the order of the state.
         pending.extend(([*parts, key], item) for key, item in reversed(children or []))
     return {"paths": found, "more": bool(pending)}

@@ -198,7 +198,9 @@ SCHEMAS: dict[str, Schema] = {
         children=_list(_is("StateChild")),
         value=ANY,
     ),
-    "StateSearch": _answer("Where it stands.", paths=_list(_object("A place.", path=TEXT, preview=TEXT)), more=FLAG),
+    "StateSearch": _answer(
+        "Where it stands.", paths=_list(_object("A place.", path=TEXT, type=TEXT, preview=TEXT)), more=FLAG
+    ),
     "Value": _answer("A value.", pointer=TEXT, value=ANY),
     "Blame": _answer(
         "Who wrote it.", thread_id=TEXT, path=TEXT, changes=_list(OBJECT), looked_at=COUNT, cursor=_or_null(TEXT)

@@ -1,7 +1,7 @@
 // The values of a checkpoint as a tree: one level at a time, with the size of each part.
 import { html, signal, useEffect, useState } from "./vendor/ui.js";
 import { get, latest, url } from "./api.js";
-import { ago, bytes, count, plural, shortId, visible } from "./format.js";
+import { ago, bytes, count, json, plural, shortId, visible } from "./format.js";
 import { address, canWrite, complain, copy, dialog, follow, route, select } from "./model.js";
 import { Chip, CopyButton, Icon, IconButton, Key, Loading, Trouble, Value } from "./parts.js";
 
@@ -89,7 +89,7 @@ function Node({ data, child, depth }) {
       <button type="button" class="node-key" aria-expanded=${isOpen} onClick=${() => toggle(path, !isOpen)}>
         <${Icon} name=${isOpen ? "down" : "right"} /><span dir="auto">${visible(key)}</span>
       </button>
-      <span class="node-preview">${leaf && !isOpen ? html`<span class=${`v-${type}`} dir="auto">${visible(preview)}</span>` : html`<span class="faint">${visible(preview)}</span>`}</span>
+      <span class="node-preview">${leaf && !isOpen ? html`<span class=${`v-${type}`} dir="auto">${type === "string" ? json(preview) : visible(preview)}</span>` : html`<span class="faint">${visible(preview)}</span>`}</span>
       <span class="node-tools">
         <${IconButton} icon="history" label="Who wrote this?" className="quiet" pressed=${wrote} onClick=${() => setWrote(!wrote)} />
         <${CopyButton} text=${path} label="Copy the path" />
