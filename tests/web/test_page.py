@@ -1324,6 +1324,50 @@ def test_a_thread_that_is_deleted_meanwhile_is_told(own: str, path: Path, browse
     page.close()
 
 
+def test_a_window_that_could_not_open_does_not_open_later_by_itself(own: str, path: Path, browser: Browser) -> None:
+    page = browser.new_page()  # the browser itself writes failed requests to its console
+    page.goto(f"{own}/t/{STORY}")
+    expect(page.locator(".detail h2")).not_to_be_empty()
+    trouble = {"error": {"code": "store_unavailable", "message": "not now", "hint": ""}}
+    page.route(re.compile(r"/checkpoint\?"), lambda route: route.fulfill(status=503, json=trouble))
+    page.keyboard.press("j")
+    page.keyboard.press("f")
+    expect(page.locator(".detail").get_by_role("alert")).to_contain_text("not now")
+    page.keyboard.press("f")
+    page.unroute_all()
+    with everstep.open(path).sync as engine:
+        engine.append("somebody-else", [])
+    expect(page.locator(".detail h2")).to_contain_text("Merge cheap")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("f")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.close()
+
+
+def test_what_is_typed_before_a_window_is_there_does_nothing_else(own: str, path: Path, visit: Visit) -> None:
+    page = visit(f"{own}/t/{STORY}")
+    expect(page.locator(".detail h2")).not_to_be_empty()
+    held: list[Route] = []
+    page.route(re.compile(r"/checkpoint\?"), lambda route: held.append(route))
+    for keys, title in (("under", "Merge cheap"), ("Escape", "Then two rooms")):
+        page.keyboard.press("j")
+        page.keyboard.press("f")
+        if keys == "Escape":
+            page.keyboard.press(keys)
+        else:
+            page.keyboard.type(keys)  # the first letter alone would undo a merge
+        while not held:
+            page.wait_for_timeout(20)
+        held.pop().continue_()
+        expect(page.locator(".detail h2")).to_contain_text(title)
+        expect(page.get_by_role("dialog")).to_have_count(0 if keys == "Escape" else 1)
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+    page.unroute_all()
+    with everstep.open(path).sync as engine:
+        assert not any(operation.undone for operation in engine.operations(STORY))
+
+
 def test_rows_that_cannot_be_had_are_asked_for_again_when_somebody_wants_it(shared: str, browser: Browser) -> None:
     page = browser.new_page()  # the browser itself writes failed requests to its console
     refused: list[str] = []

@@ -1,5 +1,7 @@
 // The keyboard: one key for each thing that is done often. None of them works while somebody types.
-import { canWrite, detail, dialog, go, openFor, redo, route, rows, select, selectedId, toggleCompare, undo } from "./model.js";
+import {
+  canWrite, detail, dialog, go, isOpening, openFor, redo, route, rows, select, selectedId, stopOpening, toggleCompare, undo,
+} from "./model.js";
 import { move, moveToBranch, moveToEnd, moveToStart, openPointed, perPage, pointedRun, selectPlace, toggleFolds } from "./graph.js";
 
 export const KEYS = [
@@ -81,6 +83,10 @@ const OTHERS = {
 
 function onKey(event) {
   if (event.defaultPrevented || dialog.peek()) return;
+  if (isOpening()) {
+    if (event.key === "Escape") stopOpening();
+    return;
+  }
   if (event.key === "Escape") {
     if (isTyping(event.target)) event.target.blur();
     else if (route.peek().vs) go({ vs: null });

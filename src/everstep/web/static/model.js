@@ -251,11 +251,16 @@ let waiting = null; // a window that was asked for before its checkpoint had com
 // Opens a window about the selected checkpoint, and never about the one that was selected before.
 export function openFor(name) {
   const id = selectedId.peek();
-  const { id: shown, data } = detail.peek();
+  const { id: shown, data, error } = detail.peek();
   if (!id) return;
   if (shown === id && data) dialog.value = { name, data };
-  else waiting = { id, name };
+  else if (shown !== id || !error) waiting = { id, name };
 }
+
+// Whether a window is about to open: what is typed meanwhile is meant for it, and for nothing else.
+export const isOpening = () => waiting !== null && waiting.id === selectedId.peek();
+
+export const stopOpening = () => (waiting = null);
 
 export const detail = signal({ id: null, data: null, error: null });
 const detailCall = latest();
@@ -277,6 +282,7 @@ async function loadDetail(id) {
     if (waiting && waiting.id === id) dialog.value = { name: waiting.name, data };
     waiting = null;
   } catch (error) {
+    waiting = null; // a window that opens by itself, when the store answers again, would surprise
     const before = detail.peek();
     const isShown = before.id === id && before.data && error.status !== 404;
     if (!isShown) detail.value = { id, data: null, error }; // what is shown stays while the store does not answer
