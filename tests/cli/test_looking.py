@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -169,6 +170,19 @@ def test_an_unknown_thread_is_guessed(run: Run, demo_file: Path) -> None:
     assert "trip-to-oslo" in done.error["hint"]
 
 
+def test_a_branch_that_is_called_by_its_name_alone_is_told_in_full(run: Run, demo_file: Path) -> None:
+    done = run("show", "scenic", "--store", demo_file)
+
+    assert done.code == 3
+    assert "did you mean 'trip-to-oslo@scenic'?" in done.err
+    assert run("show", "trip-to-oslo@scenic", "--store", demo_file).code == 0
+
+
+def test_an_empty_list_of_threads_says_that_it_was_narrowed(run: Run, demo_file: Path) -> None:
+    assert run("threads", "--tag", "nosuch", "--store", demo_file).err == "no thread matches\n"
+    assert run("threads", "no such words", "--store", demo_file).err == "no thread matches\n"
+
+
 def test_hostile_text_is_harmless_in_every_form(run: Run, tmp_path: Path) -> None:
     with everstep.open(tmp_path / "h.db").sync as engine:
         engine.append(HOSTILE, [{"role": "user", "content": HOSTILE}], {HOSTILE: HOSTILE}, tags=[HOSTILE])
@@ -197,6 +211,25 @@ def test_people_see_a_table_with_a_header_and_a_hint(demo_file: Path) -> None:
     assert "\x1b[" in seen.screen
     assert "hint: everstep log" in seen.screen
     assert all(len(line) <= 160 for line in seen.screen.splitlines())
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_table_is_no_wider_than_the_terminal(demo_file: Path, columns: int) -> None:
+    for words in (["threads"], ["log", "trip-to-oslo"], ["branch", "list", "trip-to-oslo"], ["runs"]):
+        seen = start_on_terminal(*words, "--store", demo_file, environment={"COLUMNS": str(columns)})
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", seen.screen).splitlines()
+        assert [line for line in lines if len(line) > columns and "hint:" not in line] == [], words
+
+
+def test_a_list_of_threads_calls_branches_as_people_do(run: Run, own_file: Path) -> None:
+    seen = start_on_terminal("threads", "--store", own_file)
+    assert "trip-to-oslo@scenic" in seen.screen
+    assert "trip-to-oslo-branch-" not in seen.screen
+
+    for _ in range(2):
+        run("fork", "trip-to-oslo", "-b", "twice", "--store", own_file)
+    seen = start_on_terminal("threads", "--quiet", "--store", own_file)
+    assert seen.screen.count("trip-to-oslo-branch-twice-") == 2  # `trip-to-oslo@twice` would mean neither
 
 
 def test_no_color_means_no_colors(run: Run, demo_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ from everstep.cli import text
 SCHEMA = "everstep/v1"
 PAGER_DEFAULT = "less"
 
+# A column is cut down to this, and not further.
+_CUT_MIN = 20
 _STYLES = {
     "dim": "2",
     "bold": "1",
@@ -99,7 +101,8 @@ class Output:
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, wide: str = "") -> None:
         """Print rows in columns: aligned and cut to the terminal, or whole and parted by tabs in a pipe.
 
-        `wide` is the column that is cut where a row is too long. A cell may be painted; its text is already clean.
+        `wide` is the column that is cut where a row is too long; if that is not enough, so is the widest of the others.
+        A cell may be painted; its text is already clean.
         """
         rows = [list(row) for row in rows]
         if not self.is_terminal:
@@ -110,9 +113,7 @@ class Output:
         for row in rows:
             widths = list(map(max, widths, map(_length, row)))
         if wide in columns:
-            at = columns.index(wide)
-            others = sum(widths) - widths[at] + 2 * (len(columns) - 1)
-            widths[at] = min(widths[at], max(self.width - others, 20))
+            _fit(widths, columns.index(wide), self.width - 2 * (len(columns) - 1))
         self.line(self.paint(_aligned([name.upper() for name in columns], widths), "dim"))
         for row in rows:
             self.line(_aligned(row, widths))
@@ -181,6 +182,15 @@ def _plain(cell: str) -> str:
         return cell
     parts = cell.split("\x1b[")
     return parts[0] + "".join(part.partition("m")[2] for part in parts[1:])
+
+
+def _fit(widths: list[int], wide: int, room: int) -> None:
+    """Make columns narrower so that they fit: the wide one first, then the widest of the others."""
+    others = [at for at in range(len(widths)) if at != wide]
+    for at in (wide, max(others, key=widths.__getitem__, default=wide)):
+        too_much = sum(widths) - room
+        if too_much > 0:
+            widths[at] = max(widths[at] - too_much, min(widths[at], _CUT_MIN))
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ from everstep.types import RUN_KIND
 
 logger = logging.getLogger("everstep")
 
-_BRANCH_ID = re.compile(r".*-branch-(.+)-[0-9a-f]{16}", re.DOTALL)
+_BRANCH_ID = re.compile(r"(.*)-branch-(.+)-[0-9a-f]{16}", re.DOTALL)
 
 # How often a branch is begun anew from a checkpoint that others replace meanwhile.
 _TRIES = 10
@@ -99,7 +99,15 @@ def branch_name(thread_id: str) -> str | None:
     found = _BRANCH_ID.fullmatch(thread_id)
     if found is None:
         return None
-    return found[1]
+    return found[2]
+
+
+def branch_ref(thread_id: str) -> str | None:
+    """Return the id of a branch as people write it, `trip@cheap`; None of any other thread."""
+    found = _BRANCH_ID.fullmatch(thread_id)
+    if found is None:
+        return None
+    return f"{found[1]}@{found[2]}"
 
 
 def _first_of_branch(origin: Stored, thread_id: str, name: str, effects: str) -> Draft:

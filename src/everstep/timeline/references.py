@@ -27,7 +27,7 @@ from everstep.history.given_tags import NO_CHANGES
 from everstep.reports import Reference
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Place, Query, Search, Store, Stored, Thread
-from everstep.timeline.branch import branch_name
+from everstep.timeline.branch import branch_name, branch_ref
 from everstep.timeline.labels import said_of
 from everstep.timeline.tags import changes_of
 from everstep.types import TASK_NAMESPACE
@@ -454,6 +454,9 @@ async def _no_thread(store: Store, ref: str) -> CheckpointNotFound:
     for text in wanted:
         matches = difflib.get_close_matches(text[:200], names, n=3, cutoff=0.6)
         similar |= dict.fromkeys(matches)
+    # Somebody may know a branch by its name alone.
+    branches = [branch_ref(name) for name in names if branch_name(name) == ref]
+    similar |= dict.fromkeys(filter(None, branches))
     return CheckpointNotFound(
         ref, None, reason=f"there is no thread and no checkpoint {ref!r}", similar=list(similar)[:3]
     )

@@ -70,25 +70,39 @@ def threads(
     if output.is_json:
         output.document(found, "threads")
         return
-    rows = [_thread_row(common, thread) for thread in found["threads"]]
+    names = _names_of(found["threads"]) if output.is_terminal else {}
+    rows = [_thread_row(common, thread, names) for thread in found["threads"]]
     columns = ("thread", "status", "steps", "active", "branches", "summary")
     output.table(columns, rows, wide="summary")
     if not rows:
-        output.note("no threads")
+        is_narrowed = any((query, prefix, tags, filters, status, since))
+        output.note("no thread matches" if is_narrowed else "no threads")
     elif found.get("cursor"):
         output.hint("there are more: raise --limit, or narrow it down with a word")
     if rows:
         output.hint(f"everstep log {text.as_argument(found['threads'][0]['thread_id'])}")
 
 
-def _thread_row(common: Common, thread: dict[str, Any]) -> list[str]:
+def _names_of(threads: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what people may call branches: `trip@cheap`, if `trip` is listed and no other branch would be meant."""
+    listed = {thread["thread_id"] for thread in threads}
+    found: dict[str, str] = {}
+    for thread in threads:
+        origin = (thread["origin"] or "").rpartition("@")[0]
+        if origin in listed:
+            found[thread["thread_id"]] = f"{origin}@{thread['name']}"
+    counts = Counter(found.values())
+    return {thread: name for thread, name in found.items() if counts[name] == 1 and len(name) < len(thread)}
+
+
+def _thread_row(common: Common, thread: dict[str, Any], names: Mapping[str, str]) -> list[str]:
     output = common.output
     status = text.clean(thread["status"] or "")
     when = output.age(thread["updated_at"])
     if output.is_terminal:
         status = output.paint(status, _STATUS_STYLES.get(status, ""))
     branches = str(thread["branches"]) if thread["branches"] or not output.is_terminal else ""
-    name = text.clean(thread["thread_id"])
+    name = text.clean(names.get(thread["thread_id"], thread["thread_id"]))
     return [name, status, f"{thread['steps']}", when, branches, text.clean(thread["summary"])]
 
 
