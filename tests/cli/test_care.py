@@ -103,6 +103,14 @@ def test_a_branch_is_listed_and_deleted(run: Run, own_file: Path) -> None:
     assert {branch["name"] for branch in left} == {"cheap", "scenic"}
 
 
+def test_branches_are_listed_by_the_name_of_a_thread_alone(run: Run, demo_file: Path) -> None:
+    named = run("branch", "trip-to-oslo", "--store", demo_file)
+
+    assert named.out == run("branch", "list", "trip-to-oslo", "--store", demo_file).out
+    assert "scenic" in named.out
+    assert "did you mean list?" in run("branch", "lst", "--store", demo_file).err
+
+
 def test_undo_and_redo(run: Run, own_file: Path) -> None:
     def step() -> int:
         found: int = run("log", "trip-to-oslo", "-n", "1", "--json", "--store", own_file).json["rows"][0]["step"]

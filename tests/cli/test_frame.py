@@ -158,7 +158,14 @@ def test_a_server_that_does_not_answer_ends_with_5(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [("everstep lo", "plain,log"), ("everstep log tri", "plain,trip-to-oslo"), ("everstep gc --dr", "plain,--dry-run")],
+    [
+        ("everstep lo", "plain,log"),
+        ("everstep log tri", "plain,trip-to-oslo"),
+        ("everstep gc --dr", "plain,--dry-run"),
+        ("everstep copy c", "file,c"),
+        ("everstep copy c.db d", "file,d"),
+        ("everstep import-langgraph c", "file,c"),
+    ],
 )
 def test_a_shell_completes_commands_options_and_threads(words: str, found: str, demo_file: Path) -> None:
     environment = {
@@ -363,6 +370,27 @@ def test_ctrl_c_ends_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("everstep.cli.settings.find_files", interrupted)
     assert run("config").code == 130
+
+
+def test_ctrl_c_at_a_question_ends_its_line(run: Run, own_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> bool:
+        raise click.Abort
+
+    monkeypatch.setattr(click, "confirm", interrupt)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    done = run("rm", "trip-to-oslo", "--store", own_file)
+
+    assert done.code == 130
+    assert done.err == "trip-to-oslo: 32 checkpoints\n\n"
+
+
+def test_an_error_without_arguments_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the script of another version asks for completions."""
+    monkeypatch.setenv("_EVERSTEP_COMPLETE", "bash_complete")
+
+    assert run().code == 1
 
 
 def test_ctrl_c_while_it_is_still_importing_ends_with_130() -> None:

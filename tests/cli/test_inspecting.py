@@ -36,6 +36,14 @@ def test_show_of_a_failure(run: Run, demo_file: Path) -> None:
     assert "the ledger did not answer" in found["error"]["message"]
 
 
+def test_parts_of_a_step_that_are_empty_are_left_out(run: Run, demo_file: Path) -> None:
+    shown = run("show", "trip-to-oslo", "--io", "--store", demo_file).out
+
+    assert "Result of tools" in shown
+    assert "Pending writes" not in shown
+    assert "Error" not in shown
+
+
 def test_get_prints_a_value_and_nothing_else(run: Run, demo_file: Path) -> None:
     assert run("get", "trip-to-oslo", "/hotel", "--store", demo_file).out == '"Lighthouse"\n'
     assert run("get", "trip-to-oslo", "/hotel", "--raw", "--store", demo_file).out == "Lighthouse\n"

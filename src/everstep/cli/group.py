@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -40,9 +41,11 @@ class Group(click.Group):
 
     command_class = Command
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, verb: str = "", **kwargs: Any) -> None:
+        """`verb` is meant by a word that is none of the verbs, and no mistyped one."""
         super().__init__(*args, **kwargs)
         self.params += common_options()
+        self._verb = verb
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs, then the options."""
@@ -56,6 +59,8 @@ class Group(click.Group):
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             close = difflib.get_close_matches(name, self.list_commands(ctx), 2)
+            if self._verb and not close:
+                return super().resolve_command(ctx, [self._verb, *args])
             meant = f"; did you mean {' or '.join(close)}?" if close else ""
             what = f"{ctx.info_name} has no command {name!r}"
             if self is not root:
@@ -185,7 +190,12 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read the answer had enough of it. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (KeyboardInterrupt, click.Abort):
+    except click.Abort:
+        # It was interrupted while it asked: the line of the question has not ended.
+        if sys.stderr.isatty():
+            sys.stderr.write("\n")
+        return failures.INTERRUPTED
+    except KeyboardInterrupt:
         return failures.INTERRUPTED
     except Exception as exc:
         fields, code = failures.describe(exc)
@@ -212,5 +222,5 @@ def _wants_json(common: Common, arguments: Sequence[str]) -> bool:
     """Whether JSON was asked for, be it in arguments that could not be read to their end."""
     if common.form is not None:
         return common.form != "table"
-    following = zip(arguments, [*arguments[1:], ""], strict=True)
+    following = pairwise([*arguments, ""])
     return any(word in ("--json", "--jsonl") or (word == "-o" and "json" in value) for word, value in following)

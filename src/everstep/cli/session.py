@@ -209,7 +209,7 @@ def _say(words: str) -> None:
 def common_options() -> list[click.Parameter]:
     """Return the options that every command and group takes."""
     return [
-        _option("--store", "store", metavar="URL", help="The store: a file or a URL.", shell_complete=_complete_files),
+        _option("--store", "store", metavar="URL", help="The store: a file or a URL.", shell_complete=complete_files),
         _option("--profile", "profile", metavar="NAME", help="A store that a config file names."),
         _option("--json", "form", flag_value="json", help="Print one JSON document."),
         _option("--jsonl", "form", flag_value="jsonl", help="Print one JSON document per line."),
@@ -237,7 +237,8 @@ def _option(name: str, field: str, *, short: str = "", **more: Any) -> click.Opt
     return click.Option(names, callback=keep, expose_value=False, is_eager=True, **more)
 
 
-def _complete_files(_: click.Context, __: click.Parameter, incomplete: str) -> list[Any]:
+def complete_files(_: click.Context, __: click.Parameter, incomplete: str) -> list[Any]:
+    """Let the shell complete the name of a file: a store may be one."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]

@@ -61,9 +61,10 @@ def show(common: Common, ref: str, state: bool, messages: bool, io: bool, stat: 
         if not stat:
             show_changes(output, changed)
         if io:
-            show_json(output, "Result of tools", found["tools_result"])
-            show_json(output, "Pending writes", found["writes"])
-            show_json(output, "Error", found["error"])
+            parts = {"Result of tools": "tools_result", "Pending writes": "writes", "Error": "error"}
+            for title, name in parts.items():
+                if found[name]:
+                    show_json(output, title, found[name])
         if state:
             show_json(output, "State", values)
         if talk is not None:

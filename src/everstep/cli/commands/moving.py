@@ -9,12 +9,12 @@ import click
 from everstep.cli import text
 from everstep.cli.group import command
 from everstep.cli.progress import show_progress
-from everstep.cli.session import Common, blocking_backend, require_store, show_warnings
+from everstep.cli.session import Common, blocking_backend, complete_files, require_store, show_warnings
 
 
 @command("copy")
-@click.argument("source", metavar="SOURCE_URL")
-@click.argument("target", metavar="TARGET_URL")
+@click.argument("source", metavar="SOURCE_URL", shell_complete=complete_files)
+@click.argument("target", metavar="TARGET_URL", shell_complete=complete_files)
 @click.option(
     "--thread", "threads", multiple=True, metavar="THREAD", help="Only the family of this thread; repeatable."
 )
@@ -51,7 +51,7 @@ def copy(common: Common, source: str, target: str, threads: tuple[str, ...], ver
 
 
 @command("import-langgraph")
-@click.argument("source", metavar="URL")
+@click.argument("source", metavar="URL", shell_complete=complete_files)
 @click.option("--thread", "threads", multiple=True, metavar="THREAD", help="Only this thread; may be repeated.")
 @click.option("--verify/--no-verify", default=True, help="Read everything back and compare.")
 @click.pass_obj

@@ -18,7 +18,7 @@ from everstep.views import branches, checkpoint, tags, threads
 _LOOKED_AT_MAX = 100_000
 
 
-@group("branch", invoke_without_command=True)
+@group("branch", invoke_without_command=True, verb="list")
 @click.pass_context
 def branch(ctx: click.Context) -> None:
     """Branches of a thread."""
@@ -32,7 +32,7 @@ def branch(ctx: click.Context) -> None:
 @click.pass_obj
 def branch_list(common: Common, thread: str | None, archived: bool) -> None:
     """List the branches of a thread's family: where each began, and where it is. Without a thread it is the one that
-    was active last; `everstep branch` alone does the same.
+    was active last. `everstep branch` and `everstep branch THREAD` do the same.
     """
     _list_branches(common, thread, archived=archived)
 

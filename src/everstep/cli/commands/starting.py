@@ -9,7 +9,7 @@ import click
 
 from everstep.cli import text
 from everstep.cli.group import command, root
-from everstep.cli.session import Common, show_warnings
+from everstep.cli.session import Common, complete_files, show_warnings
 from everstep.cli.settings import find_files, profiles_of, user_file
 from everstep.cli.start import COMPLETE_VARIABLE
 from everstep.config import SnapshotConfig
@@ -30,7 +30,12 @@ from everstep.opening.addresses import place_of, without_password
 )
 @click.option("--redact", is_flag=True, help="Leave out keys, tokens and passwords; nothing can be changed then.")
 @click.option("--demo", is_flag=True, help="Show demo data instead of a store.")
-@click.option("--langgraph", metavar="URL", help="Show what LangGraph's own saver keeps there, without changing it.")
+@click.option(
+    "--langgraph",
+    metavar="URL",
+    shell_complete=complete_files,
+    help="Show what LangGraph's own saver keeps there, without changing it.",
+)
 @click.pass_obj
 def ui(
     common: Common,
