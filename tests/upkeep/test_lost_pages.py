@@ -12,8 +12,10 @@ from typing import Any
 
 import apsw
 import pytest
+from langgraph.checkpoint.base import empty_checkpoint
 
 import everstep
+from everstep.langgraph import HarnessCheckpointer
 from everstep.stores.sqlite.connecting import connect
 from everstep.stores.sqlite.lost_pages import HEADER_BYTES, LostPages
 from everstep.stores.sqlite.rebuilding import copy_file
@@ -149,10 +151,9 @@ def test_a_table_whose_first_page_is_broken_is_found_again(
 
 def test_the_list_of_tables_is_found_again(path: Path, tmp_path: Path) -> None:
     whole = all_of(path)
-    with closing(connect(path, 1000)) as connection:
-        pages = connection.execute("SELECT pageno FROM dbstat WHERE name = 'sqlite_schema' AND pageno > 1").fetchall()
-    for (number,) in pages:
-        break_page(path, int(str(number)))
+    for number in pages_of(path, "sqlite_schema"):
+        if number > 1:
+            break_page(path, number)
     with everstep.open(path).sync as engine:
         report = engine.repair(keep=tmp_path / "kept.jsonl")
         assert report.ok, str(report)
@@ -228,3 +229,47 @@ def test_a_page_of_another_table_is_in_the_place_of_one(other: str, path: Path, 
         assert report.ok, str(report)
         assert engine.verify().ok
     assert all_of(path) == whole
+
+
+def pages_of(path: Path, name: str) -> list[int]:
+    with closing(connect(path, 1000)) as connection:
+        found: list[Any] = connection.execute("SELECT pageno FROM dbstat WHERE name = ?", (name,)).fetchall()
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    return [number for (number,) in found]
+
+
+@pytest.fixture
+def by_graphs(tmp_path: Path) -> Path:
+    """A store whose checkpoints have names that say nothing of their threads."""
+    path = tmp_path / "graphs.db"
+    with HarnessCheckpointer.from_url(f"sqlite:///{path}", synchronous="off") as saver:
+        for thread in ("Oslo", "Rome"):
+            for namespace in ("", "inner"):
+                config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": namespace}}
+                for step in range(5):
+                    checkpoint: Any = empty_checkpoint() | {
+                        "channel_values": {"count": step},
+                        "channel_versions": {"count": step + 1},
+                    }
+                    config = saver.put(config, checkpoint, {"step": step}, {"count": step + 1})
+                    saver.put_writes(config, [("count", step + 1)], "task")
+    return path
+
+
+def put_by_graphs(path: Path) -> list[object]:
+    with HarnessCheckpointer.from_url(f"sqlite:///{path}") as saver:
+        return sorted(saver.list(None), key=repr)
+
+
+@pytest.mark.parametrize("table", ["threads", "lines"])
+def test_names_that_are_lost_are_found_in_indexes(table: str, by_graphs: Path, tmp_path: Path) -> None:
+    whole = put_by_graphs(by_graphs)
+    assert len(whole) == 20
+    for number in pages_of(by_graphs, table):
+        break_page(by_graphs, number)
+    with everstep.open(by_graphs).sync as engine:
+        assert not engine.verify().ok
+        report = engine.repair(keep=tmp_path / "kept.jsonl")
+        assert report.ok, str(report)
+        assert engine.verify().ok
+    assert put_by_graphs(by_graphs) == whole

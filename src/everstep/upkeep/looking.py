@@ -223,10 +223,13 @@ class _Reader:
     async def _damaged_seq(self, query: Query) -> int | None:
         """Return the number of the next checkpoint, which cannot be read; None: not even numbers before it can."""
         low = query.after_seq or 0
-        high = _SEQ_MAX
         if not await self._is_listable(query, low + 1):
             return None
-        # Numbers below `low` + 1 can be asked for, those below `high` + 1 cannot.
+        # Numbers below `low` + 1 can be asked for, those below `high` + 1 cannot. It is mostly near: from there on each
+        # step is twice as long.
+        high = low + 1
+        while high < _SEQ_MAX and await self._is_listable(query, high + 1):
+            low, high = high, min(high + 2 * (high - low), _SEQ_MAX)
         while high - low > 1:
             middle = (low + high) // 2
             if await self._is_listable(query, middle + 1):

@@ -41,7 +41,7 @@ _ONLY_ADDED = frozenset(("objects",))
 """Tables of which a row too many does no harm."""
 _SOUGHT = frozenset(
     ("families", "threads", "shared_states", "lines", "segments", "checkpoints", "objects", "writes", "operations",
-     "hidden")
+     "hidden", "counters")
 )  # fmt: skip
 """Tables whose rows cannot be taken for those of another table or index. What is left out follows from other rows."""
 _NO_ROW = (IndexError, ValueError, struct.error)

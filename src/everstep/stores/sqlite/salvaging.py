@@ -13,7 +13,9 @@ from everstep.stores.sqlite.mending import TABLES
 
 # A text that is none any more is an error of Python's.
 _BROKEN = (apsw.CorruptError, apsw.IOError, apsw.FormatError, apsw.SQLError, UnicodeDecodeError)
-_GAP_MAX = 100_000  # numbers of rows that are tried one by one
+# Numbers of rows that are tried one by one, and how many of them in a row may be broken: more than any page holds.
+_GAP_MAX = 100_000
+_BROKEN_MAX = 10_000
 _WITHOUT_ROWID = frozenset(("shared_states", "facts", "segments", "writes", "covers"))
 
 
@@ -38,9 +40,53 @@ def copy_rows(source: apsw.Connection, target: apsw.Connection, lost: LostPages)
             with contextlib.suppress(apsw.ConstraintError, apsw.MismatchError):
                 target.execute(insert, row)
                 count += 1
+    count += _copy_from_indexes(source, target)
     target.execute("COMMIT")
     target.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
     return count
+
+
+def _copy_from_indexes(source: apsw.Connection, target: apsw.Connection) -> int:
+    """Make rows of threads and namespaces anew that are lost, but not in the indexes; return how many that were.
+
+    Their names are nowhere else: checkpoints only prove by their checksums whether a name is theirs.
+    """
+    count = 0
+    names = _indexed(source, "SELECT rowid, name FROM threads INDEXED BY sqlite_autoindex_threads_1")
+    families = _indexed(source, "SELECT rowid, family FROM threads INDEXED BY threads_by_family")
+    for thread, (name,) in names.items():
+        if thread in families:
+            target.execute(
+                """INSERT OR IGNORE INTO threads (id, name, family, seal)
+                   VALUES (?1, ?2, ?3, seal(?1, ?2, ?3, NULL, NULL, NULL))""",
+                (thread, name, *families[thread]),
+            )
+            count += target.changes()
+    places = _indexed(source, "SELECT rowid, thread, namespace FROM lines INDEXED BY sqlite_autoindex_lines_1")
+    times = _indexed(source, "SELECT rowid, active FROM lines INDEXED BY lines_by_activity")
+    for line, (thread, namespace) in places.items():
+        # A head that is no checkpoint is put right when the tables are made to agree: by then it is known what is
+        # hidden. It counts as moved, so that nothing follows it by mistake.
+        target.execute(
+            """INSERT OR IGNORE INTO lines
+               (id, thread, namespace, head, head_was_moved, generation, active, total, unreferenced, seal)
+               SELECT ?1, ?2, ?3, 0, 1, max(seq), ?4, count(*), 0, seal(?1, ?2, ?3, 0, 1, max(seq), ?4, 0)
+               FROM checkpoints WHERE line = ?1 HAVING count(*)""",
+            (line, thread, namespace, *times.get(line, (0,))),
+        )
+        count += target.changes()
+    return count
+
+
+def _indexed(source: apsw.Connection, text: str) -> dict[Any, Sequence[Any]]:
+    """Return what an index holds, by the number of the row, as far as it can be read."""
+    found: dict[Any, Sequence[Any]] = {}
+    try:
+        for rowid, *values in source.execute(text):
+            found[rowid] = values
+    except _BROKEN:
+        pass
+    return found
 
 
 def _readable(
@@ -107,9 +153,14 @@ class _Reachable:
         end = low + _GAP_MAX
         if high is not None:
             end = min(high, end)
+        broken = 0
         for rowid in range(low + 1, end):
             try:
                 found = self._source.execute(text, (rowid,)).fetchall()
+                broken = 0
             except _BROKEN:
+                broken += 1
+                if broken > _BROKEN_MAX:
+                    return
                 continue
             yield from found
