@@ -12,6 +12,7 @@ from everstep.errors import CheckpointCorrupted, StoreMismatch
 from everstep.stores.sqlite import checksums, opening, schema
 from everstep.stores.sqlite.connecting import connect
 from everstep.stores.sqlite.schema import PAGE_BYTES
+from tests.upkeep.contents import all_of
 
 THREADS = ("a", "b", "c")
 
@@ -26,18 +27,6 @@ def path(tmp_path: Path) -> Path:
         engine.rewind(engine.resolve("a~3").checkpoint_id)
         engine.branch(engine.resolve("b").checkpoint_id, "side")
     return path
-
-
-def all_of(path: Path) -> dict[str, str]:
-    """Return every checkpoint that is shown, with what it holds."""
-    found: dict[str, str] = {}
-    with everstep.open(path).sync as engine:
-        for thread in engine.list_threads(10):
-            for point in engine.list_time_travel_points(thread.thread_id, 50):
-                checkpoint = engine.get(point.checkpoint_id)
-                assert checkpoint is not None
-                found[point.checkpoint_id] = repr(checkpoint.to_dict())
-    return found
 
 
 def overwrite(path: Path, at: int, data: bytes) -> None:

@@ -20,6 +20,7 @@ from everstep.stores.sqlite.connecting import connect
 from everstep.stores.sqlite.lost_pages import HEADER_BYTES, LostPages
 from everstep.stores.sqlite.rebuilding import copy_file
 from everstep.stores.sqlite.schema import PAGE_BYTES
+from tests.upkeep.contents import all_of
 
 SOUGHT = (
     "families", "threads", "shared_states", "lines", "segments", "checkpoints", "objects", "writes", "operations",
@@ -54,18 +55,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def path(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(made, tmp_path / "agent.db"))
-
-
-def all_of(path: Path) -> dict[str, str]:
-    """Return every checkpoint that is shown, with what it holds."""
-    found: dict[str, str] = {}
-    with everstep.open(path).sync as engine:
-        for thread in engine.list_threads(200):
-            for point in engine.list_time_travel_points(thread.thread_id, 50):
-                checkpoint = engine.get(point.checkpoint_id)
-                assert checkpoint is not None
-                found[point.checkpoint_id] = repr(checkpoint.to_dict())
-    return found
 
 
 @pytest.fixture
