@@ -175,6 +175,60 @@ async def test_a_question_between_steps_does_not_repeat_them(graphs: Graphs, wor
 
 
 @in_memory
+async def test_what_a_finally_block_asks_for_is_asked_for_after_the_question(graphs: Graphs, world: World) -> None:
+    async def act(_: Any, step: Step) -> Any:
+        await step(world.do, "open")
+        try:
+            return {"logs": [await step(world.do, interrupt("go on?"))]}
+        finally:
+            await step(world.do, "close", key="close")
+
+    graph = graphs.make(act)
+    await graphs.run(graph, start())
+    assert world.calls == ["open"]
+    assert (await graphs.run(graph, Command(resume="use")))["logs"] == ["hello", "did use"]
+    assert world.calls == ["open", "use", "close"]
+
+
+async def test_a_step_inside_a_step_does_not_take_the_key_of_another(graphs: Graphs, world: World) -> None:
+    inner = step
+
+    def outer() -> str:
+        world.do("outer")
+        return inner(world.do, "inner")
+
+    async def act(_: Any, step: Step) -> Any:
+        first = await step(outer)
+        second = await step(world.do, "second")
+        world.check("between")
+        return {"logs": [first, second]}
+
+    graph = graphs.make(act)
+    world.killed_at = "between"
+    await graphs.killed(graph, start())
+    assert (await graphs.run(graph, None))["logs"] == ["hello", "did inner", "did second"]
+    assert world.calls == ["outer", "inner", "second"]
+
+
+async def test_a_step_inside_a_step_is_not_called_again(graphs: Graphs, world: World) -> None:
+    inner = step
+
+    def outer() -> str:
+        found = inner(world.do, "inner")
+        world.check("between")
+        return found
+
+    async def act(_: Any, step: Step) -> Any:
+        return {"logs": [await step(outer)]}
+
+    graph = graphs.make(act)
+    world.killed_at = "between"
+    await graphs.killed(graph, start())
+    assert (await graphs.run(graph, None))["logs"] == ["hello", "did inner"]
+    assert world.calls == ["inner"]
+
+
+@in_memory
 async def test_results_come_back_as_they_were(graphs: Graphs, world: World) -> None:
     made: list[Any] = []
 

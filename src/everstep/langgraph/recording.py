@@ -7,6 +7,7 @@ stands. See `repository/effects.py`.
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,6 +28,15 @@ from everstep.stores.protocol import Key, Query, Stored
 _STORED_SECONDS = 10.0
 """How long the checkpoint that a node runs from may take to be stored."""
 _PAUSE_SECONDS_MAX = 0.05
+
+
+# A step that is replayed asks for nothing: what it asks for when it is called must not shift the keys of others.
+_around: contextvars.ContextVar[str] = contextvars.ContextVar("everstep_around_step", default="")
+
+
+def scope_of_step() -> str:
+    """Return what the keys of steps begin with that are asked for here: inside a step, with the key of that."""
+    return _around.get()
 
 
 class Call(NamedTuple):
@@ -104,7 +114,12 @@ class Steps:
 
     async def _called(self, call: Call, step_key: str) -> calling.Outcome:
         function = _letting_through(call.function)
-        outcome = await calling.call(self._face, function, call.args, call.kwargs, call.options, step_key)
+        around = _around.get()
+        _around.set(f"{call.key}/")
+        try:
+            outcome = await calling.call(self._face, function, call.args, call.kwargs, call.options, step_key)
+        finally:
+            _around.set(around)
         if isinstance(outcome.result, _Bubble) and call.options.effect != "once":
             raise outcome.result.error
         return outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
@@ -11,7 +12,7 @@ from everstep.durable.calling import AsyncFace, BlockingFace, Effect, Options
 from everstep.durable.run import OnUnknown, RetryOn
 from everstep.errors import InvalidInput
 from everstep.langgraph.nodes import running_node
-from everstep.langgraph.recording import Call, Steps
+from everstep.langgraph.recording import Call, Steps, scope_of_step
 from everstep.runtime import checks
 from everstep.runtime.blocking import run_to_end
 
@@ -147,9 +148,22 @@ def _asked(
         raise InvalidInput(f"a step is a function and its arguments, not {checks.shown(function)}")
     calling.check_effect(options.effect, undo, on_unknown)
     node = running_node()
+    _check_goes_on()
     name = name_of(function)
-    full = node.keys.take(name, key)
+    full = node.keys.take(f"{scope_of_step()}{name}", key)
     chosen = full if key is not None else None
     threads = node.saver.threads(blocking=is_blocking)
     steps = Steps(node, threads, BlockingFace() if is_blocking else AsyncFace())
     return steps.step(Call(full, name, function, args, kwargs, options, chosen, undo, on_unknown))
+
+
+def _check_goes_on() -> None:
+    """Raise the interrupt that the node is left by, if this is called in a `finally:` block on its way out.
+
+    The node comes back here when it has its answer. A step recorded now would not be called then.
+    """
+    from langgraph.errors import GraphInterrupt
+
+    error = sys.exception()
+    if isinstance(error, GraphInterrupt):
+        raise error
