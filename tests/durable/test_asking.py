@@ -201,3 +201,20 @@ async def test_a_function_that_yields_is_no_durable_function(engine: everstep.Ch
         engine.sync.durable(blocking)
     with pytest.raises(everstep.InvalidInput, match="does not yield"):
         engine.durable(asynchronous)
+
+
+async def test_a_plain_function_may_return_a_coroutine_on_both_faces(engine: everstep.CheckpointEngine) -> None:
+    async def double(number: int) -> int:
+        await asyncio.sleep(0)
+        return number * 2
+
+    @engine.durable
+    async def work(run: everstep.Run) -> list[Any]:
+        return [await run.step(lambda: double(1), key="one"), await run.step(lambda: double(2), key="two", timeout=60)]
+
+    @engine.sync.durable
+    def blocking(run: everstep.SyncRun) -> list[Any]:
+        return [run.step(lambda: double(1), key="one"), run.step(lambda: double(2), key="two", timeout=60)]
+
+    assert await work(thread_id="t") == [2, 4]
+    assert await asyncio.to_thread(blocking, thread_id="b") == [2, 4]

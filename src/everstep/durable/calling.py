@@ -180,7 +180,11 @@ class BlockingFace:
         # In the thread of the caller, where a debugger and thread-local values find it, as long as nothing
         # asks for another one.
         if timeout is None and not is_async(function):
-            return function()
+            found = function()
+            if not inspect.isawaitable(found):
+                return found
+            # A plain function may return a coroutine: a lambda around an `async def`, say.
+            return _in_thread(functools.partial(_awaited, found, None), None)
         return _in_thread(functools.partial(_to_the_end, function, timeout), timeout)
 
     async def sleep(self, seconds: float) -> None:
@@ -204,12 +208,18 @@ class _ThreadLock(contextlib.AbstractAsyncContextManager[None]):
 
 
 def _to_the_end(function: Callable[[], Any], timeout: float | None) -> Any:
-    if not is_async(function):
-        return function()
+    found = function()
+    if not inspect.isawaitable(found):
+        return found
+    return _awaited(found, timeout)
+
+
+def _awaited(found: Awaitable[Any], timeout: float | None) -> Any:
+    """Return what an awaitable gives, in an event loop of its own."""
 
     async def limited() -> Any:
         async with asyncio.timeout(timeout):
-            return await function()
+            return await found
 
     return asyncio.run(limited())
 
