@@ -218,3 +218,22 @@ async def test_a_plain_function_may_return_a_coroutine_on_both_faces(engine: eve
 
     assert await work(thread_id="t") == [2, 4]
     assert await asyncio.to_thread(blocking, thread_id="b") == [2, 4]
+
+
+async def test_a_run_does_not_wait_for_itself(engine: everstep.CheckpointEngine) -> None:
+    @engine.durable
+    async def work(run: everstep.Run, again: bool) -> str:
+        if again:
+            return await run.step(work, True, thread_id="t")
+        return "done"
+
+    @engine.sync.durable
+    def blocking(run: everstep.SyncRun) -> Any:
+        return blocking(thread_id="b")
+
+    with pytest.raises(everstep.RunError, match="waited for by its own code"):
+        await work(True, thread_id="t")
+    with pytest.raises(everstep.RunError, match="waited for by its own code"):
+        await asyncio.to_thread(blocking, thread_id="b")
+    # Another run may well be called by it.
+    assert await work(False, thread_id="other") == "done"

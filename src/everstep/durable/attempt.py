@@ -62,6 +62,13 @@ _NOT_TAKEN = (UnstorableValue, SnapshotTooLarge)
 """Why a commit is not taken whose values are at fault: it would fail in the same way when it is tried again."""
 # A context variable, so that tasks and threads that run side by side each have a scope of their own.
 _scope: contextvars.ContextVar[str] = contextvars.ContextVar("everstep_run_scope", default="")
+_at_work: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("everstep_runs_at_work", default=frozenset())
+"""The threads of the runs whose code has come here."""
+
+
+def is_within(thread_id: str) -> bool:
+    """Whether this is called by the code of a run, or by what that has called."""
+    return thread_id in _at_work.get()
 
 
 # Suspended and Forked are no Exceptions, so that an `except Exception` around a step in the code of a run
@@ -236,7 +243,9 @@ class Attempt:
         """Let the code of the run find what belongs to it, until it comes to its end."""
         # Its keys are its own, also if a scope or a step of another run has begun it.
         scope = _scope.get()
+        others = _at_work.get()
         _scope.set("")
+        _at_work.set(others | {self.thread_id})
         self.live.open()
         try:
             with calling.outside_of_steps():
@@ -244,6 +253,7 @@ class Attempt:
         finally:
             self._is_left = True
             self.live.leave(self._engine)
+            _at_work.set(others)
             _scope.set(scope)
 
     async def _result_of(self, call: Callable[..., Coroutine[Any, Any, Any]]) -> Any:

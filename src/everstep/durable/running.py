@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.capture.live import to_its_end
 from everstep.durable import failures, journal, notes
-from everstep.durable.attempt import DONE, FAILED, PAUSED, READY, WAITING, Attempt, Forked, Suspended
+from everstep.durable.attempt import DONE, FAILED, PAUSED, READY, WAITING, Attempt, Forked, Suspended, is_within
 from everstep.durable.calling import Face
 from everstep.durable.entries import Arguments, Entry
 from everstep.durable.journal import Journal
@@ -239,6 +239,8 @@ async def to_the_end(runner: Runner, thread_id: str, asked: Asked | None, begun:
             asked = None
             pause = _PAUSE_SECONDS
         except RunHeld:
+            if is_within(thread_id):
+                raise RunError(thread_id, "is waited for by its own code, and so would wait for ever") from None
             await runner.face.sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
             # Whoever held the run may have ended it with a failure, which a new attempt would try again.
