@@ -253,6 +253,11 @@ def test_addresses_of_this_machine_do_not(host: str) -> None:
     assert is_loopback(host)
 
 
+def test_on_other_addresses_a_token_cannot_be_guessed(path: Path) -> None:
+    with pytest.raises(InvalidInput, match="at least 16 characters"):
+        serve(path, host="0.0.0.0", token="a" * 15, open_browser=False)  # it is refused
+
+
 @pytest.mark.parametrize("token", ["", "\n", "schlüssel"])
 def test_a_token_is_plain_text(path: Path, token: str) -> None:
     with pytest.raises(InvalidInput):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  # compared with, not listened on
 _TOKEN_BYTES = 24
+_TOKEN_LENGTH_MIN = 16
 
 
 def serve(
@@ -114,6 +115,11 @@ def _checked_token(host: str, token: str | None) -> str | None:
         raise InvalidInput(
             f"on {host or 'all addresses'} everybody who reaches this machine could read and change the store; give a "
             "token (--token auto makes one), or leave the host as it is: 127.0.0.1"
+        )
+    if token is not None and len(token) < _TOKEN_LENGTH_MIN and not is_loopback(host):
+        raise InvalidInput(
+            f"a token has at least {_TOKEN_LENGTH_MIN} characters where others can try to guess it; "
+            "--token auto makes one"
         )
     return token
 
