@@ -1266,6 +1266,28 @@ def test_what_another_process_writes_appears(own: str, path: Path, visit: Visit)
         writer.stdin.close()
 
 
+def test_nothing_in_view_moves_while_retention_lets_old_rows_go(tmp_path: Path, visit: Visit) -> None:
+    path = tmp_path / "long.db"
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all"), synchronous="off").sync as engine:
+        for number in range(1, 301):
+            engine.append("long", [], {"n": number})
+    with served(path) as address, everstep.open(path).sync as engine:
+        page = visit(f"{address}/t/long")
+        expect(selected(page).locator(".row-step")).to_have_text("#300")
+        page.get_by_role("listbox").evaluate("(box) => { box.scrollTop = 28 * 20 }")
+        row = page.locator(".row").filter(has=page.get_by_text("#275", exact=True))
+        expect(row).to_be_visible()
+        top = row.bounding_box()
+        # The first one makes room for all: 201 rows go. After that one goes for each that comes.
+        for number in range(1, 4):
+            engine.append("long", [], {"n": 300 + number})
+            some = "checkpoint" if number == 1 else "checkpoints"
+            expect(page.get_by_role("button", name=f"{number} new {some} above")).to_be_visible()
+            assert row.bounding_box() == top
+        assert len(engine.list_time_travel_points("long", 500)) == 100
+        page.context.close()
+
+
 def test_the_first_checkpoints_of_an_empty_store_appear(tmp_path: Path, visit: Visit) -> None:
     path = tmp_path / "new.db"
     with served(path) as address:

@@ -238,8 +238,8 @@ export class Rows {
       }
       return;
     }
-    const by = page.total - this.total;
-    const isSame = by === 0 && page.rows.every((row, place) => this.items.get(place)?.id === row.id);
+    const by = this.movedBy(page);
+    const isSame = page.total === this.total && page.rows.every((row, place) => this.items.get(place)?.id === row.id);
     if (isSame) return;
     const folded = this.folds.left;
     if (!this.hasGrown(page, by)) {
@@ -257,6 +257,16 @@ export class Rows {
     this.cursors.clear();
     this.layout = null;
     this.onShift?.(by, by - (this.folds.left - folded));
+  }
+
+  // How far rows have moved, by the first one that was here before. The totals do not tell: retention lets old rows go
+  // while new ones come.
+  movedBy(page) {
+    for (let place = 0; place < page.rows.length; place++) {
+      const before = this.places.get(page.rows[place].id);
+      if (before !== undefined) return place - before;
+    }
+    return page.total - this.total;
   }
 
   // Whether rows came in above and all else is as it was: the last row of the page is the same, beside the same lines.
