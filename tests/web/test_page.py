@@ -769,6 +769,7 @@ def test_a_merge_with_a_conflict(own: str, path: Path, visit: Visit) -> None:
         engine.append(STORY, [], {"hotel": "Cabin"})
     page = visit(f"{own}/t/{STORY}")
     expect(rows(page).first).to_be_visible()
+    expect(page.get_by_role("button", name="Fork from here")).to_be_visible()  # it is known that it may write
     page.keyboard.press("Shift+M")
     dialog = page.get_by_role("dialog", name="Merge")
     dialog.get_by_label("Take what was done in").select_option(other)
@@ -907,6 +908,7 @@ def test_a_branch_is_merged_into_where_it_came_from(own: str, path: Path, visit:
         branch = engine.resolve(f"{STORY}@family").thread_id
     page = visit(f"{own}/t/{branch}")
     expect(rows(page).first).to_be_visible()
+    expect(page.get_by_role("button", name="Fork from here")).to_be_visible()  # it is known that it may write
     page.keyboard.press("Shift+M")
     window = page.get_by_role("dialog", name="Merge")
     expect(window.get_by_label("Take what was done in")).to_have_value(branch)
