@@ -31,7 +31,7 @@ from everstep.stores.protocol import (
     Stored,
     Write,
 )
-from everstep.stores.records import pack_operation, pack_record, record_digest
+from everstep.stores.records import pack_record, record_digest
 
 
 class Line(NamedTuple):
@@ -126,9 +126,6 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
 
     Everything is looked up and checked first, in the order that `Store.commit` promises; only then is anything written.
     """
-    # Most changes only add a checkpoint, whose own record is checked when it is packed.
-    if not is_plain(change):
-        _check_storable(change)
     line = tx.line(change.thread_id, change.namespace)
     head = _head_of(line)
     new: _New | None = None
@@ -388,14 +385,6 @@ def _packed(draft: Draft, change: Change) -> Packed:
     if draft.record.key[:2] != (change.thread_id, change.namespace):
         raise InvalidInput(f"a checkpoint of {draft.record.key[:2]} cannot be committed to {change.thread_id!r}")
     return Packed(draft.record, *pack_record(draft.record))
-
-
-def _check_storable(change: Change) -> None:
-    """Fail now, before anything is changed, if something in the change cannot be packed."""
-    for operation in change.amend:
-        pack_operation(operation, 0)
-    if change.log is not None:
-        pack_operation(change.log, 0)
 
 
 def _check_head(change: Change, head: Stored | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, IdTaken, InvalidInput
+from everstep.errors import BaseGone, CheckpointNotFound, HeadMoved, IdTaken, InvalidInput, UnstorableValue
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import (
     BaseRef,
@@ -106,6 +106,20 @@ class CommitContract:
 
         # Each thing the change asked for is looked for by itself, since a store may have written any of them
         # first.
+        assert await store.thread("t") == before
+        assert await store.read("t", "", "c2") is None
+        assert await store.fetch(first.family, [leaf.hash]) == []
+        assert await store.operations("t", 10) == []
+        assert [s.pinned for s in await store.list_checkpoints(Query(thread_id="t"))] == [False]
+
+    async def test_a_log_that_cannot_be_stored_leaves_nothing(self, store: Store) -> None:
+        leaf = make_object(b"leaf")
+        first = await committed(store, put(make_record()))
+        before = await store.thread("t")
+        log = Operation("x", {"part": object()})
+        with pytest.raises(UnstorableValue):
+            await store.commit(put(make_record("c2", roots=[leaf]), leaf, pins=[Pin(first.record.key, True)], log=log))
+
         assert await store.thread("t") == before
         assert await store.read("t", "", "c2") is None
         assert await store.fetch(first.family, [leaf.hash]) == []

@@ -46,6 +46,8 @@ class Remembering:
         self._heads: dict[int, Head] = {}
         self._heads_bytes = 0
         self._facts: dict[int, dict[int, set[int]]] = {}
+        self._unpacked: tuple[Any, Stored] | None = None
+        """The checkpoint that a branch begins with, and its row: it is asked for again when the branch is kept."""
         self._next_seq: int | None = None
         self._next_object: int | None = None
         self._next_operation: int | None = None
@@ -158,7 +160,17 @@ class Remembering:
             f"SELECT {COLUMNS} FROM checkpoints c WHERE c.id = ? AND c.line = ?",
             (pack_id(key.checkpoint_id), known[0]),
         ).get
-        return None if row is None else to_stored(key.thread_id, key.namespace, known[1], (*row, False))
+        if row is None:
+            return None
+        if self._unpacked is not None and self._unpacked[0] == (*key, known[1], *row):
+            return self._unpacked[1]
+        return to_stored(key.thread_id, key.namespace, known[1], (*row, False))
+
+    def _unpack_once(self, thread_id: str, namespace: str, family: str, row: Sequence[Any]) -> Stored:
+        """Return a checkpoint by its columns, ready for being asked for again."""
+        found = to_stored(thread_id, namespace, family, (*row, False))
+        self._unpacked = (*found.record.key, family, *row), found
+        return found
 
     def _is_stale(self, line: int, head: Sequence[Any]) -> bool:
         """Whether something follows a head, given by its columns, that nobody has moved: see `STALE`."""

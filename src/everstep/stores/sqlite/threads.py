@@ -22,7 +22,7 @@ from everstep.stores.records import (
     unpack_segment,
     unpack_shared_state,
 )
-from everstep.stores.sqlite.forms import COLUMNS, COVERED, STALE, check_head, check_newest, to_listed, to_stored
+from everstep.stores.sqlite.forms import COLUMNS, COVERED, STALE, check_head, check_newest, to_listed
 from everstep.stores.sqlite.listing import Listing
 
 _OUTLINES = 10_000  # threads at once
@@ -234,8 +234,10 @@ class ReadingThreads(Listing):
         # Then an older one may be the top.
         if is_undone:
             return None
-        hidden = hides and self._is_hidden(checkpoint[0])
-        return Origin(to_stored(thread_id, namespace, family, (*checkpoint, hidden)), top or 0)
+        found = self._unpack_once(thread_id, namespace, str(family), checkpoint)
+        if hides and self._is_hidden(found.seq):
+            found = found._replace(hidden=True)
+        return Origin(found, top or 0)
 
     def operations(self, thread_id: str, limit: int) -> list[Operation]:
         rows = self._execute(
