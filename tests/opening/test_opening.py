@@ -52,6 +52,15 @@ def test_a_path_is_taken_wherever_a_url_is(
     assert everstep.copy(address, copied).checkpoints == 1
 
 
+def test_options_in_the_url_of_a_file_are_refused_and_a_question_mark_has_a_form(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="give them to open"):
+        everstep.open(f"sqlite:///{tmp_path}/agent.db?synchronous=off")
+
+    with everstep.open(f"sqlite:///{tmp_path}/why%3F.db").sync as engine:
+        engine.append("t", [{"role": "user", "content": "hello"}])
+    assert "why?.db" in [path.name for path in tmp_path.iterdir()]
+
+
 def test_memory_as_sqlite_writes_it_is_memory() -> None:
     assert isinstance(everstep.open(":memory:").checkpointer, everstep.MemoryCheckpointer)
     with pytest.raises(InvalidInput, match="new, empty"):

@@ -85,6 +85,11 @@ def file_path(address: object) -> str:
     if scheme == "sqlite" and separator and not isinstance(address, os.PathLike):
         if not rest.startswith("/") or len(rest) == 1:
             raise InvalidInput("write sqlite:///relative/path or sqlite:////absolute/path")
+        if "?" in rest:
+            raise InvalidInput(
+                "a sqlite:/// URL has no options after a '?': give them to open() by name. A question mark in the name "
+                "of a file is written %3F"
+            )
         path = unquote(rest[1:])
     if _MISTYPED.match(path):
         raise InvalidInput(
