@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 import everstep
 from everstep.durable import lists
+from everstep.durable.calling import Effect
 from everstep.durable.live import RunLive, repository_of
 from everstep.durable.running import Runner
 from everstep.repository.claims import Claims
@@ -452,6 +454,36 @@ async def test_what_is_made_by_chance_is_the_same_again(engine: everstep.Checkpo
     assert seen[0][1] != seen[0][3]
 
 
+@pytest.mark.parametrize("effect", ["none", "retry", "once"])
+async def test_a_time_that_was_handed_to_a_step_is_the_same_after_a_crash_in_that_step(
+    engine: everstep.CheckpointEngine, world: World, effect: Effect
+) -> None:
+    seen: list[Any] = []
+
+    def book(moment: datetime, name: str) -> str:
+        seen.append((moment, everstep.step_key()))
+        world.do(name)
+        return moment.isoformat()
+
+    @engine.durable
+    async def work(run: everstep.Run) -> list[str]:
+        moment = run.now()
+        # The second one must not be faster than the commit that the first one waits for.
+        steps = [run.step(book, moment, name, effect=effect, on_unknown=_it_did_not) for name in ("train", "hotel")]
+        return await run.gather(*steps)
+
+    world.kill_at("hotel")
+    await killed(work(thread_id="t"))
+    booked = await engine.resume("t")
+    assert booked == [seen[0][0].isoformat()] * 2
+    assert len({moment for moment, _ in seen}) == 1
+    assert len({key for _, key in seen}) == 2
+
+
+def _it_did_not(_: everstep.Unknown) -> dict[str, Any]:
+    return everstep.did_not_happen()
+
+
 async def test_the_idempotency_key_is_the_same_in_every_try(engine: everstep.CheckpointEngine, world: World) -> None:
     keys: list[str] = []
 
@@ -607,6 +639,8 @@ async def test_a_step_is_one_commit(engine: everstep.CheckpointEngine, monkeypat
         seen.append(len(commits))
         await run.step(_double, 3, effect="once")
         seen.append(len(commits))
+        await run.step(_double, run.now().year)  # the time, and then the step that may go by it
+        seen.append(len(commits))
 
     await work(thread_id="t")
-    assert [after - before for before, after in itertools.pairwise(seen)] == [1, 1, 1, 2]
+    assert [after - before for before, after in itertools.pairwise(seen)] == [1, 1, 1, 2, 2]

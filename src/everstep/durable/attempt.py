@@ -141,6 +141,8 @@ class Attempt:
         self._lock = face.lock()
         self._keys = Keys()
         self._pending: list[Draft] = []
+        self._new_times: set[str] = set()
+        """The keys of times that the code was told, and that are not stored yet."""
         self._refused: list[tuple[Draft, Exception]] = []
         """Drafts that no commit can take, each with the reason, until whoever made it has seen that."""
         self._waits: dict[str, dict[str, Any]] = {}
@@ -439,6 +441,7 @@ class Attempt:
             tags=tags,
         )
         self._saved = (status, waits)
+        self._new_times.difference_update([draft.about["key"] for draft in batch if draft.about["op"] == "now"])
         await self._look_for_others(made)
 
     async def _look_for_others(self, made: str) -> None:
@@ -525,6 +528,7 @@ class Attempt:
         if self._is_stopping():
             self._is_let_go = True
             raise Suspended
+        await self._record_times()
         made = self.step_key(key, arguments)
         call = _Call(key, name, function, args, kwargs, arguments, options, made)
         if options.effect == "once":
@@ -536,6 +540,19 @@ class Attempt:
             outcome = calling.Outcome(None, refused, [*outcome.tries, calling.told(refused)], outcome.seconds)
             await self.record(_step_draft(call, outcome))
         return self._given(key, outcome)
+
+    async def _record_times(self) -> None:
+        """Record the times that the code was told: the step that comes may go by them.
+
+        After a crash in it, it must be called with the same arguments, and so with the same key.
+        """
+        if not self._new_times:
+            return
+        async with self._lock:
+            # Looked at again: another step may have had them recorded meanwhile.
+            if self._new_times:
+                with self._stopped_by_store():
+                    await self._save_pending(None)
 
     async def _called(self, call: _Call) -> calling.Outcome:
         self._active += 1
@@ -786,7 +803,9 @@ class Attempt:
         if entry is not None:
             return datetime.fromisoformat(entry.about["value"])
         moment = datetime.now(UTC)
-        # Recorded with the next step. If a crash comes first, nothing that was done yet rests on this time.
+        # Recorded before the next step is called, or with what else comes first. If a crash comes before that,
+        # nothing that was done yet rests on this time.
+        self._new_times.add(key)
         self._pending.append(Draft({"op": "now", "key": key, "value": moment.isoformat()}))
         return moment
 
