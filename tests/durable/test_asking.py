@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
+from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 
@@ -218,6 +220,23 @@ async def test_a_plain_function_may_return_a_coroutine_on_both_faces(engine: eve
 
     assert await work(thread_id="t") == [2, 4]
     assert await asyncio.to_thread(blocking, thread_id="b") == [2, 4]
+
+
+async def test_a_mock_may_be_a_step(engine: everstep.CheckpointEngine) -> None:
+    pay = Mock(return_value="paid")
+    tell = AsyncMock(return_value="told")
+
+    @engine.durable
+    async def work(run: everstep.Run) -> list[str]:
+        return [await run.step(pay, 1), await run.step(functools.partial(pay, 2)), await run.step(tell, timeout=60)]
+
+    @engine.sync.durable
+    def blocking(run: everstep.SyncRun) -> list[str]:
+        return [run.step(pay, 1), run.step(functools.partial(pay, 2)), run.step(tell, timeout=60)]
+
+    assert await work(thread_id="t") == ["paid", "paid", "told"]
+    assert await asyncio.to_thread(blocking, thread_id="b") == ["paid", "paid", "told"]
+    assert pay.mock_calls == [call(1), call(2)] * 2
 
 
 async def test_a_run_does_not_wait_for_itself(engine: everstep.CheckpointEngine) -> None:

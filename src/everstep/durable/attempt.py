@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import logging
 import sys
 import threading
@@ -998,7 +999,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def name_of(function: Any) -> str:
     """Return the name that the steps of a function have."""
-    # A partial has no name of its own; the function that it calls has one.
-    while hasattr(function, "func"):
+    # A partial has no name of its own; the function that it calls has one. Asked by its class: a mock has
+    # every attribute, and so would be followed for ever.
+    while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", None) or type(function).__name__)
