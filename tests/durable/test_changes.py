@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -450,6 +453,46 @@ async def test_a_rewind_takes_effects_back(engine: everstep.CheckpointEngine, wo
     world.calls.clear()
     await engine.resume("t")
     assert world.calls == []
+
+
+class Desk:
+    """Takes effects back, by name."""
+
+    def __init__(self, name: str, refunds: list[str]) -> None:
+        self._name = name
+        self._refunds = refunds
+
+    def __call__(self, receipt: str) -> None:
+        self.refund(receipt)
+
+    def refund(self, receipt: str) -> None:
+        self._refunds.append(f"{receipt} at {self._name}")
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        lambda desk: lambda receipt: desk(receipt),
+        lambda desk: desk,
+        lambda desk: desk.refund,
+        lambda desk: functools.partial(Desk.refund, desk),
+        lambda desk: Mock(side_effect=desk),
+    ],
+    ids=["lambda", "object", "method", "partial", "mock"],
+)
+async def test_an_effect_is_taken_back_by_the_very_function_that_was_named_with_it(
+    engine: everstep.CheckpointEngine, world: World, named: Callable[[Desk], Callable[[str], Any]]
+) -> None:
+    refunds: list[str] = []
+
+    @engine.durable
+    async def pay(run: everstep.Run) -> None:
+        for name in ("train", "hotel"):
+            await run.step(world.do, name, key=name, effect="once", undo=named(Desk(name, refunds)))
+
+    await pay(thread_id="t")
+    await engine.rewind(await step_of(engine, "t", "start"), compensate=True)
+    assert refunds == ["hotel at hotel", "train at train"]
 
 
 async def test_a_rewind_takes_back_an_effect_that_a_crash_has_cut_off(

@@ -88,6 +88,55 @@ def _python(folder: Path, seed: str, *words: str) -> subprocess.CompletedProcess
     )
 
 
+PAYING = """
+import sys
+import everstep
+
+engine = everstep.open("runs.db").sync
+
+class Desk:
+    def __init__(self, name):
+        self.name = name
+
+    def refund(self, receipt=None):
+        print(receipt, "at", self.name)
+
+def refund(receipt):
+    print(receipt, "at the top")
+
+@engine.durable
+def pay(run):
+    run.step(str, "train", key="train", effect="once", undo=refund)
+    run.step(str, "hotel", key="hotel", effect="once", undo=Desk("hotel").refund)
+    run.step(str, "table", key="table", effect="once", undo=lambda receipt: print(receipt, "at a lambda"))
+    if len(sys.argv) > 1:
+        sys.exit()
+    return run.ask("Go on?")
+
+def rewind():
+    start = engine.list_time_travel_points("t")[-1]
+    try:
+        engine.rewind(start.checkpoint_id, compensate=True)
+    except everstep.InvalidInput as error:
+        print(str(error).partition(", which")[0])
+
+if __name__ == "__main__":
+    pay(thread_id="t")
+"""
+
+
+def test_an_effect_is_taken_back_in_another_process_by_what_was_named_with_it_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(PAYING)
+    done = [
+        _python(tmp_path, "1", "app.py", "leave"),
+        _python(tmp_path, "2", "-c", "import app; app.rewind()"),
+        _python(tmp_path, "3", "-c", "import app; app.engine.recover(); app.rewind()"),
+    ]
+    assert [each.stderr for each in done] == ["", "", ""]
+    assert done[1].stdout == "the effect 'table' is taken back by app:pay.<locals>.<lambda>\n"
+    assert done[2].stdout == "table at a lambda\nhotel at hotel\ntrain at the top\n"
+
+
 @pytest.mark.parametrize("face", ["async"], indirect=True)
 @pytest.mark.parametrize("kind", ["memory"], indirect=True)
 async def test_a_function_is_the_same_argument_when_it_is_made_again(

@@ -518,6 +518,8 @@ class Attempt:
         on_unknown: Any,
     ) -> Any:
         arguments = Arguments.of(args, kwargs)
+        if undo is not None:
+            self._remember_undo(undo, key, arguments)
         entry = self._find("step", key)
         if entry is not None and self._is_replayed(entry, arguments, options):
             return self._replayed(entry)
@@ -607,10 +609,7 @@ class Attempt:
 
     async def _perform(self, call: _Call, undo: Callable[..., Any] | None, on_unknown: Any) -> Any:
         """Perform an effect once, or give what became of it when it was performed before."""
-        key = call.key
-        if self._repeats_effects:
-            # It may happen once in each thread then, not once in the family.
-            key = f"{self.thread_id}\n{call.key}"
+        key = self._effect_key(call.key)
         with self._stopped_by_store():
             effects = await self._family()
             before = await effects.find(key)
@@ -630,6 +629,19 @@ class Attempt:
         kept = outcome._replace(result=codec.unpack(codec.pack(outcome.result)))
         self._pending.append(_step_draft(call, kept))
         return self._given(call.key, outcome)
+
+    def _effect_key(self, key: str) -> str:
+        """Return under which key the effect of a step is kept."""
+        if self._repeats_effects:
+            # It may happen once in each thread then, not once in the family.
+            return f"{self.thread_id}\n{key}"
+        return key
+
+    def _remember_undo(self, undo: Callable[..., Any], key: str, arguments: Arguments) -> None:
+        """Note what takes an effect back, also if another process or the thread that this one left has performed it."""
+        step_key = self.step_key(key, arguments)
+        for each in (key, self._effect_key(key)):
+            undoing.remember_again(undo, each, step_key)
 
     async def _end_effect(
         self, effects: Effects, effect: Effect, call: _Call, outcome: calling.Outcome
@@ -673,7 +685,7 @@ class Attempt:
             "begun": 1,
         }
         if undo is not None:
-            about["undo"] = undoing.remember(undo)
+            about["undo"] = undoing.remember(undo, key, call.step_key)
         if before is not None:
             about["begun"] = int(before.about["begun"]) + 1
         values = {"step": call.key, "step_key": call.step_key, **call.arguments.shown}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,31 +22,60 @@ from everstep.types import RUN_KIND
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
 
-_known: dict[str, Callable[..., Any]] = {}
-"""Functions that steps of this process have named, also those inside of others, which no module holds."""
+_known: OrderedDict[tuple[str, str, str], Callable[..., Any]] = OrderedDict()
+"""Functions that steps of this process have named, by their effects and their names, the oldest first."""
 
+# A worker names functions for as long as it lives, and each of them may hold on to much.
+_KNOWN_MAX = 5_000
+_LOCAL = "<locals>"
 _LEASE_SECONDS = 30.0
 
 
-def remember(function: Callable[..., Any]) -> str:
-    """Return the name by which a function is found again, here or in another process."""
-    module = modules.lasting_name(str(getattr(function, "__module__", "")))
-    path = f"{module}:{getattr(function, '__qualname__', '')}"
-    _known[path] = function
+def remember(function: Callable[..., Any], key: str, step_key: str) -> str:
+    """Note what takes an effect back that is about to be performed, and return its name for other processes."""
+    path = _path_of(function)
+    _known[key, step_key, path] = function
+    while len(_known) > _KNOWN_MAX:
+        _known.popitem(last=False)
     return path
 
 
-def _function(path: str) -> Callable[..., Any] | None:
-    # A function inside another one is in no module; only the process that has named it can find it.
-    if path in _known:
-        return _known[path]
+def remember_again(function: Callable[..., Any], key: str, step_key: str) -> None:
+    """Note what takes an effect back, if this process has not performed it: its step was replayed."""
+    if (key, step_key, _path_of(function)) not in _known:
+        remember(function, key, step_key)
+
+
+def _path_of(function: Callable[..., Any]) -> str:
+    """Return the name by which another process finds a function, or one by which nobody finds anything."""
+    module = str(getattr(function, "__module__", None) or type(function).__module__)
+    name = str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+    # Of a method, a partial or a mock, or of a function in the place of another one, the name says too little:
+    # what stands under it in the module would be called in its place.
+    if _found(sys.modules.get(module), name) != function and _LOCAL not in name:
+        name = f"{_LOCAL}.{name}"
+    return f"{modules.lasting_name(module)}:{name}"
+
+
+def _function(effect: Effect) -> Callable[..., Any] | None:
+    """Return what takes an effect back: the very function that was named with it."""
+    path = str(effect.about["undo"])
+    known = _known.get((str(effect.about["key"]), str(effect.values["step_key"]), path))
+    if known is not None:
+        return known
     module, _, name = path.partition(":")
-    found: Any = modules.loaded(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    found = _found(modules.loaded(module), name)
     if not callable(found):
         return None
     return cast(Callable[..., Any], found)
+
+
+def _found(module: Any, name: str) -> Any:
+    """Return what a module has under a name; None if that is nothing."""
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 async def compensate(engine: CheckpointEngine, target: Key, *, is_blocking: bool) -> list[str]:
@@ -101,16 +132,24 @@ async def _left_behind(
         # What may have happened is neither taken back nor left alone: somebody has to find out first.
         if effect.about["status"] == "begun":
             raise EffectUnknown(target.thread_id, str(effect.values["step"]))
-        undo = _function(str(effect.about["undo"]))
+        undo = _function(effect)
         # Before the first of them is undone: a rewind that takes back half of its effects would be the worst
         # of all.
         if undo is None:
-            raise InvalidInput(
-                f"the effect {effect.values['step']!r} is taken back by {effect.about['undo']}, which is not loaded "
-                "here; import its module first. Nothing was done"
-            )
+            raise _not_loaded(effect)
         found.append((effect, undo))
     return found
+
+
+def _not_loaded(effect: Effect) -> InvalidInput:
+    path = str(effect.about["undo"])
+    advice = "import its module first"
+    if _LOCAL in path:
+        advice = "other processes only find functions at the top level of a module, so rewind where the step was called"
+    return InvalidInput(
+        f"the effect {effect.values['step']!r} is taken back by {path}, which is not loaded here; {advice}. "
+        "Nothing was done"
+    )
 
 
 async def _later_effects(repository: Repository, effects: Effects, target: Key) -> list[Effect]:

@@ -135,6 +135,8 @@ class Steps:
         step_key = f"{host}/{key}/{arguments.digest[:16]}"
         if repeating is not None:
             key = f"{repeating}\n{key}"
+        if call.undo is not None:
+            undoing.remember_again(call.undo, key, step_key)
         effects = Effects(self._repository, host, self._threads.fence)
         before = await effects.find(key)
         status = before.about["status"] if before is not None else ""
@@ -163,7 +165,7 @@ class Steps:
             "args": arguments.digest,
             "thread": self._node.thread_id,
             "name": call.name,
-            "undo": undoing.remember(call.undo) if call.undo is not None else None,
+            "undo": undoing.remember(call.undo, key, step_key) if call.undo is not None else None,
             "task": self._node.task_id,
             "checkpoint": self._node.checkpoint.checkpoint_id,
             "kind": KIND,
