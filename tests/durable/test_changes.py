@@ -495,6 +495,31 @@ async def test_an_effect_is_taken_back_by_the_very_function_that_was_named_with_
     assert refunds == ["hotel at hotel", "train at train"]
 
 
+async def test_a_branch_that_repeats_effects_takes_back_its_own(
+    engine: everstep.CheckpointEngine, world: World
+) -> None:
+    refunds: list[int] = []
+
+    def charge() -> int:
+        world.do("charge")
+        return len(world.calls)
+
+    @engine.durable
+    async def pay(run: everstep.Run) -> int:
+        await run.step(len, "", key="before")
+        return await run.step(charge, effect="once", undo=refunds.append)
+
+    assert await pay(thread_id="t") == 1
+    before = await step_of(engine, "t", "before")
+    branch = await engine.branch(before, "again", effects="allow")
+    assert await engine.resume(branch) == 2
+    first = (await engine.list_time_travel_points(branch))[-1]
+    await engine.rewind(first.checkpoint_id, compensate=True)
+    assert refunds == [2]
+    await engine.rewind(before, compensate=True)
+    assert refunds == [2, 1]
+
+
 async def test_a_rewind_takes_back_an_effect_that_a_crash_has_cut_off(
     engine: everstep.CheckpointEngine, world: World
 ) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, cast
 
 from everstep.durable import journal, modules
 from everstep.durable.calling import AsyncFace, BlockingFace, Face, Options, call
-from everstep.durable.entries import ENTRIES
+from everstep.durable.entries import ENTRIES, Entry
 from everstep.durable.live import repository_of
 from everstep.errors import CheckpointNotFound, EffectUnknown, HeadMoved, InvalidInput, RunHeld, RunLost, RunNotFound
 from everstep.history.adapter import adapter_of
@@ -162,21 +163,30 @@ async def _later_effects(repository: Repository, effects: Effects, target: Key) 
         return [effect for effect in await effects.list() if _is_of_graph_since(effect, target)]
     if head is None or head.stored.record.kind != RUN_KIND:
         raise RunNotFound(target.thread_id)
-    before = await _performed(repository, kept.stored)
+    before = {entry.key for entry in await _performed(repository, kept.stored)}
     performed = await _performed(repository, head.stored)
     # Those that a crash has cut off from the line of the run are newer than all that it has recorded.
-    found = await _cut_off(repository, effects, target.thread_id, performed)
-    for key in reversed(performed):
-        if key in before:
+    found = await _cut_off(repository, effects, target.thread_id, {entry.key for entry in performed})
+    for entry in reversed(performed):
+        if entry.key in before:
             continue
-        # A run that repeats effects keeps them under the name of its thread.
-        effect = await effects.find(key) or await effects.find(f"{target.thread_id}\n{key}")
+        effect = await _effect_of(effects, entry)
         if effect is not None:
             found.append(effect)
     return found
 
 
-async def _cut_off(repository: Repository, effects: Effects, thread_id: str, performed: Sequence[str]) -> list[Effect]:
+async def _effect_of(effects: Effects, entry: Entry) -> Effect | None:
+    """Return the effect that a step has performed, or was given."""
+    # A run that repeats effects keeps its own under the name of its thread. The family may have one of that
+    # key, too: it was performed by another thread, and is not this one's to take back.
+    own = await effects.find(f"{entry.checkpoint.thread_id}\n{entry.key}")
+    return own or await effects.find(entry.key)
+
+
+async def _cut_off(
+    repository: Repository, effects: Effects, thread_id: str, performed: AbstractSet[str]
+) -> list[Effect]:
     """Return the effects of a thread that none of its checkpoints has recorded, the newest first.
 
     A step with an effect is recorded with the next commit. What was rewound before is hidden, but recorded.
@@ -201,9 +211,9 @@ def _is_of_graph_since(effect: Effect, target: Key) -> bool:
     return str(effect.about.get("checkpoint", "")) >= target.checkpoint_id
 
 
-async def _performed(repository: Repository, stored: Stored) -> list[str]:
-    """Return the keys of the effects on the line of a checkpoint, in their order."""
+async def _performed(repository: Repository, stored: Stored) -> list[Entry]:
+    """Return the steps with effects on the line of a checkpoint, in their order."""
     if stored.record.kind != RUN_KIND:
         return []
     recorded = await journal.load(repository, stored)
-    return [entry.key for entry in recorded.steps() if entry.about.get("effect") == "once"]
+    return [entry for entry in recorded.steps() if entry.about.get("effect") == "once"]
