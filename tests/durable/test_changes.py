@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 import everstep
-from everstep.durable import functions, running
+from everstep.durable import functions, lists, running
 from everstep.durable.live import repository_of
 from everstep.repository.effects import Effects, host_of
 from tests.durable.worlds import Killed, World, killed
@@ -134,6 +134,57 @@ async def test_a_branch_that_was_taken_up_is_recovered(engine: everstep.Checkpoi
     world.kill_at("two")
     await killed(engine.resume(branch))
     assert [(info.thread_id, info.status) for info in await engine.recover()] == [(branch, "done")]
+
+
+@pytest.mark.parametrize("now", [("Cancel it?", 412), ("Book it?", 9999)], ids=["question", "details"])
+async def test_an_answer_is_to_the_question_that_was_asked(
+    engine: everstep.CheckpointEngine, now: tuple[str, int]
+) -> None:
+    asked = [("Book it?", 412)]
+
+    @engine.durable
+    async def book(run: everstep.Run) -> str:
+        question, price = asked[-1]
+        first = await run.ask(question, {"price": price})
+        return f"{question} {first} {await run.ask('Really?')}"
+
+    await begin_and_wait(book, "t")
+    await engine.answer("t", "yes")
+    asked.append(now)
+    with pytest.raises(everstep.ReplayMismatch, match="another question") as raised:
+        await lists.resume_once(engine, "t", None)
+    assert len(raised.value.differences) == 1
+    # In a branch it is asked anew.
+    await lists.resume_once(engine, "t", "fork")
+    [branch] = await engine.runs("waiting")
+    await engine.answer(branch.thread_id, "no")
+    await engine.recover()
+    await engine.answer(branch.thread_id, "no")
+    assert await engine.resume(branch.thread_id) == f"{now[0]} no no"
+
+
+async def test_a_question_that_nobody_has_answered_may_change(engine: everstep.CheckpointEngine) -> None:
+    asked = ["Bok it?"]
+
+    @engine.durable
+    async def book(run: everstep.Run) -> str:
+        return str(await run.ask(asked[-1], {"price": len(asked)}))
+
+    await begin_and_wait(book, "t")
+    asked.append("Book it?")
+    await lists.resume_once(engine, "t", None)
+    [run] = await engine.runs("waiting")
+    assert [wait.question for wait in run.waits] == ["Book it?"]
+    await engine.answer("t", "yes")
+    assert await engine.resume("t") == "yes"
+
+
+async def begin_and_wait(function: everstep.DurableFunction[Any], thread_id: str) -> None:
+    """Begin a run, and come back when it waits."""
+    handle = await function.start(thread_id=thread_id)
+    while await handle.status() != "waiting":
+        await asyncio.sleep(0.001)
+    await asyncio.shield(handle._task)
 
 
 async def test_rerun_does_steps_without_effect_anew(engine: everstep.CheckpointEngine, world: World) -> None:

@@ -594,9 +594,7 @@ class Attempt:
             return False
         differences = differences_of(entry.values, arguments.shown)
         what = f"has recorded step {entry.key!r} with other arguments than the code asks for now"
-        # Remembered, since the code may catch the error: what it would do after that is not what the run does.
-        self._stopped = ReplayMismatch(self.thread_id, entry.key, what, differences)
-        raise self._stopped
+        raise self._stopped_by(ReplayMismatch(self.thread_id, entry.key, what, differences))
 
     def step_key(self, key: str, arguments: Arguments) -> str:
         """Return the idempotency key of a step: the same in every try, process and branch."""
@@ -747,13 +745,16 @@ class Attempt:
         return self._asked(self._keys.take("ask", key), text, details)
 
     async def _asked(self, key: str, question: str, details: Any, more: Mapping[str, Any] | None = None) -> Any:
+        arguments = Arguments.of([question, details], {})
         asked = self._find("ask", key)
         # An answer may be there already, from before a crash. Then there is nothing to wait for.
         if key not in self.journal.answers:
-            self._waits[key] = {"kind": "ask", "key": key, "question": question, **(more or {})}
-            if asked is None:
+            wait = {"kind": "ask", "key": key, "question": question, "args": arguments.digest}
+            self._waits[key] = {**wait, **(more or {})}
+            # A question that has changed before anybody has answered it is asked anew.
+            if asked is None or asked.about.get("args") != arguments.digest:
                 values = {"question": question, "details": details, "status": "waiting"}
-                about = {"op": "ask", "key": key, "question": question}
+                about = {"op": "ask", "key": key, "question": question, "args": arguments.digest}
                 refused = await self._record([Draft(about, values, f"Waits for an answer: {question}"[:200])])
                 if refused is not None:
                     del self._waits[key]
@@ -762,7 +763,28 @@ class Attempt:
         answer = self.journal.answers.get(key)
         if answer is None:
             raise Suspended
+        # Of an effect it does not matter how it was asked whether that happened.
+        if more is None:
+            self._check_is_to(answer, asked, arguments)
         return answer.values.get("answer")
+
+    def _check_is_to(self, answer: Entry, asked: Entry | None, arguments: Arguments) -> None:
+        """Raise if an answer was given to another question than the code asks now."""
+        if answer.about.get("args") == arguments.digest:
+            return
+        if self.program.on_change == "fork":
+            raise Forked(asked or answer)
+        recorded = {"args": [answer.about["question"]]}
+        if asked is not None:
+            recorded["args"].append(asked.values.get("details"))
+        differences = differences_of(recorded, arguments.shown)
+        what = f"has recorded an answer to another question than the code asks now as {answer.key!r}"
+        raise self._stopped_by(ReplayMismatch(self.thread_id, answer.key, what, differences))
+
+    def _stopped_by(self, mismatch: ReplayMismatch) -> ReplayMismatch:
+        # Remembered, since the code may catch the error: what it would do after that is not what the run does.
+        self._stopped = mismatch
+        return mismatch
 
     def wait_for(self, event: str) -> Coroutine[Any, Any, Any]:
         """Return the coroutine that waits for an event."""

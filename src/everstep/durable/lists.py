@@ -125,7 +125,8 @@ async def answer(engine: CheckpointEngine, thread_id: str, value: Any, key: str 
         asked = _question(thread_id, metadata.get("run_waits", ()), key)
         if asked.get("effect") is not None:
             check_happened(str(asked["effect"]), value)
-        about = {"op": "answer", "key": asked["key"], "question": asked["question"]}
+        # By its arguments the run knows which question was answered, should its code ask another one by then.
+        about = {"op": "answer", "key": asked["key"], "question": asked["question"], "args": asked.get("args")}
         values = {"key": asked["key"], "question": asked["question"], "answer": value}
         return Note(about, _without_wait(metadata, asked["key"]), f"answer: {asked['key']}", values, ["answer"])
 
