@@ -353,11 +353,12 @@ class CheckpointEngine(Closing):
         summary: str | None = None,
         metadata: dict[str, Any] | None = None,
         kind: str = "",
+        metadata_after: Callable[[str | None], Mapping[str, Any]] | None = None,
     ) -> str:
         """Save what a live thread holds, on top of a head that it knows, or together with what others did."""
         messages, state, tools_result, next_node = save.values
         check_values(messages, state, tools_result)
-        step = Step(thread_id, "", trigger, next_node, tags, summary, metadata, messages, state, kind)
+        step = Step(thread_id, "", trigger, next_node, tags, summary, metadata, messages, state, kind, metadata_after)
         if step.trigger not in self._config.triggers:
             return ""
         save.begin(step)

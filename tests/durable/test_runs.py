@@ -18,7 +18,7 @@ from everstep.durable.running import Runner
 from everstep.repository.claims import Claims
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Store
-from tests.durable.worlds import World, killed
+from tests.durable.worlds import Killed, World, killed
 
 pytestmark = pytest.mark.parametrize("face", ["async"], indirect=True)
 
@@ -164,6 +164,79 @@ async def test_a_run_that_is_just_let_go_is_recovered(
     await claim.release("", None, begun=True)
 
     assert [info.status for info in await recovering] == ["done"]
+
+
+async def test_an_event_that_came_while_the_wait_for_it_was_recorded_is_not_lost_in_a_crash(
+    engine: everstep.CheckpointEngine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = RunLive.record
+
+    @engine.durable
+    async def trip(run: everstep.Run) -> str:
+        return str(await run.wait_for("card"))
+
+    async def killed_after_that(live: RunLive, *args: Any, **about: Any) -> str:
+        if not live.run_metadata["run_waits"]:
+            return await recorded(live, *args, **about)
+        monkeypatch.setattr(RunLive, "record", recorded)
+        await engine.signal("t", "card", "Ada")
+        await recorded(live, *args, **about)
+        raise Killed
+
+    monkeypatch.setattr(RunLive, "record", killed_after_that)
+    await killed(trip(thread_id="t"))
+
+    assert [info.status for info in await engine.recover()] == ["done"]
+    assert await trip(thread_id="t") == "Ada"
+
+
+async def test_a_run_does_not_wait_any_more_for_an_event_that_came_while_it_began_to_wait(
+    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = RunLive.record
+    statuses: list[str] = []
+
+    @engine.durable
+    async def trip(run: everstep.Run) -> str:
+        card = await run.wait_for("card")
+        await run.step(str, card)
+        statuses.extend([info.status for info in await engine.runs()])
+        return str(card)
+
+    async def signalled_first(live: RunLive, *args: Any, **about: Any) -> str:
+        if live.run_metadata["run_waits"]:
+            monkeypatch.setattr(RunLive, "record", recorded)
+            await engine.signal("t", "card", "Ada")
+        return await recorded(live, *args, **about)
+
+    monkeypatch.setattr(RunLive, "record", signalled_first)
+
+    assert await trip(thread_id="t") == "Ada"
+    assert statuses == ["running"]
+
+
+async def test_a_run_that_waits_says_so_whatever_else_came_in_between(
+    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = RunLive.record
+
+    @engine.durable
+    async def trip(run: everstep.Run) -> str:
+        return str(await run.wait_for("card"))
+
+    async def signalled_first(live: RunLive, *args: Any, **about: Any) -> str:
+        if live.run_metadata["run_waits"]:
+            monkeypatch.setattr(RunLive, "record", recorded)
+            await engine.signal("t", "something else")
+        return await recorded(live, *args, **about)
+
+    monkeypatch.setattr(RunLive, "record", signalled_first)
+    handle = await trip.start(thread_id="t")
+    await asyncio.wait([handle._task])
+
+    assert [info.status for info in await engine.runs()] == ["waiting"]
+    await engine.signal("t", "card", "Ada")
+    assert [info.status for info in await engine.recover()] == ["done"]
 
 
 async def test_a_run_that_somebody_keeps_is_left_to_them(

@@ -39,8 +39,9 @@ from everstep.repository.claims import Claim
 from everstep.repository.effects import Effect, Effects, host_of
 from everstep.repository.new_names import new_token
 from everstep.repository.repository import Repository
+from everstep.repository.turns import BEATEN_MAX
 from everstep.runtime import checks
-from everstep.stores.protocol import Key, Record
+from everstep.stores.protocol import Key, Record, Stored
 from everstep.values import codec
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class Attempt:
         self._saved: tuple[str, list[Any]] | None = None
         """The status and the waits that the last checkpoint tells of."""
         self._last_id: str | None = None
+        """The checkpoint up to which it is known what others have recorded."""
         self._effects: Effects | None = None
         self._repeats_effects = False
 
@@ -188,9 +190,11 @@ class Attempt:
         made = Key(self.thread_id, "", self.live.checkpoint_id or "")
         self.journal.add(Entry(about, values_, made, None))
 
-    async def take_up(self, found: journal.Journal, metadata: Mapping[str, Any]) -> None:
-        """Go on with a run that was begun before."""
+    async def take_up(self, found: journal.Journal, head: Stored) -> None:
+        """Go on with a run that was begun before, and whose journal was read up to this head."""
         self.journal = found
+        self._last_id = head.record.key.checkpoint_id
+        metadata = head.record.metadata
         start = found.beginning
         begun = await self._repository.load(*start.checkpoint)
         if begun is None:
@@ -322,8 +326,11 @@ class Attempt:
         if self._is_let_go:
             await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: let go"), status=READY)
             return
-        waits = list(self._waits.values())
-        if waits and (self._pending or self._saved != (WAITING, waits)):
+        for _ in range(BEATEN_MAX):
+            waits = list(self._waits.values())
+            if not waits or (not self._pending and self._saved == (WAITING, waits)):
+                break
+            # Again if somebody else came in between: what they have recorded is known after that.
             await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: waiting"))
         if not self._waits:
             # What it waited for has come while something was recorded.
@@ -426,6 +433,16 @@ class Attempt:
         if self._repeats_effects:
             metadata["run_effects"] = "allow"
         self.live.run_metadata = metadata
+        seen = self._last_id
+        told = str(status)
+
+        def status_after(parent_id: str | None) -> dict[str, Any]:
+            # Others may have recorded just what the run waits for, and it does not know yet. If it said that it waits,
+            # and its process died now, nobody would take it up.
+            nonlocal told
+            told = RUNNING if status == WAITING and parent_id != seen else str(status)
+            return {"run_status": told}
+
         results: dict[str, Any] | None = None
         if any(draft.values is not None for draft in batch):
             results = as_results(batch)
@@ -440,8 +457,9 @@ class Attempt:
             metadata={ENTRIES: [draft.about for draft in batch]},
             summary="; ".join(summaries)[:200],
             tags=tags,
+            metadata_after=status_after,
         )
-        self._saved = (status, waits)
+        self._saved = (told, waits)
         self._new_times.difference_update([draft.about["key"] for draft in batch if draft.about["op"] == "now"])
         await self._look_for_others(made)
 
@@ -804,6 +822,8 @@ class Attempt:
         found = self.journal.event(event, number)
         if found is None:
             raise Suspended
+        # An event that came before the wait was recorded does not name it.
+        self._waits.pop(key, None)
         return found.values.get("value")
 
     def sleep(self, seconds: float, key: str | None) -> Coroutine[Any, Any, None]:

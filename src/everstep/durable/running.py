@@ -107,7 +107,7 @@ class Taken:
             if head.record.metadata.get("run_status") != DONE:
                 await self._attempt.note({"op": "wait", "key": "wait"}, "done", DONE, run_waits=[])
         else:
-            await self._attempt.take_up(recorded, head.record.metadata)
+            await self._attempt.take_up(recorded, head)
 
     async def finish(self) -> Part:
         """Run it until it ends or has to wait, and let it go."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from everstep.config import SnapshotTrigger, as_trigger
@@ -29,8 +29,11 @@ class Step:
         messages: Sequence[Any],
         state: dict[str, Any],
         kind: str = "",
+        metadata_after: Callable[[str | None], Mapping[str, Any]] | None = None,
     ) -> None:
+        """`metadata_after` returns what is added to the metadata, given the id of the parent once that is known."""
         self._kind = kind
+        self._metadata_after = metadata_after
         self.thread_id = checks.thread_id(thread_id)
         self.namespace = checks.namespace(namespace)
         self.trigger = as_trigger(trigger)
@@ -77,9 +80,14 @@ class Step:
 
     def _kind_and_metadata(self, parent: Stored | None) -> dict[str, Any]:
         if self._kind:
-            return {"kind": self._kind, "metadata": self._metadata}
+            return {"kind": self._kind, "metadata": self._metadata | self._added_after(parent)}
         carried = run_fields(parent.record) if parent is not None else {}
         return carried | {"metadata": carried.get("metadata", {}) | self._metadata}
+
+    def _added_after(self, parent: Stored | None) -> dict[str, Any]:
+        if self._metadata_after is None:
+            return {}
+        return dict(self._metadata_after(parent.record.key.checkpoint_id if parent is not None else None))
 
     def metadata(self, parent: CheckpointMetadata | None) -> CheckpointMetadata:
         """Return the same for a backend that takes whole checkpoints."""
