@@ -11,6 +11,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import everstep
+
+KEEP_ALL = everstep.SnapshotConfig(gc_policy="keep_all")
 _WRITER = """
 import os, signal, sys
 from pathlib import Path
@@ -58,3 +61,22 @@ COPIES: dict[str, Callable[[Path, Path], None]] = {
     "backup": back_up,
     "vacuum into": vacuum_into,
 }
+
+
+def opened(path: Path) -> everstep.SyncEngine:
+    return everstep.open(f"sqlite:///{path}", KEEP_ALL).sync
+
+
+def work(engine: everstep.SyncEngine, steps: int, thread_id: str = "t") -> None:
+    for n in range(steps):
+        engine.append(thread_id, [{"content": f"{n} " * 100}])
+
+
+def count(engine: everstep.SyncEngine, thread_id: str = "t") -> int:
+    return len(engine.list_time_travel_points(thread_id, 10_000))
+
+
+def remove(path: Path, *ends: str) -> None:
+    """Remove what lies beside a file."""
+    for end in ends:
+        Path(f"{path}{end}").unlink()

@@ -21,8 +21,8 @@ from everstep.stores.sqlite import checksums as sqlite_checksums
 from everstep.stores.sqlite import connecting as sqlite_connecting
 from everstep.stores.sqlite.raw import RawFile
 from everstep.stores.sqlite.schema import PAGE_BYTES
+from tests.faults.files import KEEP_ALL, work
 
-KEEP_ALL = everstep.SnapshotConfig(gc_policy="keep_all")
 CALLS: dict[str, Callable[[everstep.SyncEngine], Any]] = {
     "append": lambda engine: engine.append("t", [{"content": "after"}]),
     "snapshot": lambda engine: engine.snapshot("new", [], {}, {}),
@@ -37,11 +37,6 @@ CALLS: dict[str, Callable[[everstep.SyncEngine], Any]] = {
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "agent.db"
-
-
-def work(engine: everstep.SyncEngine, steps: int) -> None:
-    for n in range(steps):
-        engine.append("t", [{"content": f"{n} " * 100}])
 
 
 _BACKUP = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).backup(sqlite3.connect(sys.argv[2]))"

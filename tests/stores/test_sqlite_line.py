@@ -94,15 +94,15 @@ def test_two_who_come_at_once_get_two_places(
 ) -> None:
     """The second one finds the place free, and then taken."""
     second = WritersLine(path)
-    lock = second._lock
+    lock = second._locks.lock
     others: list[WritersLine] = []
 
-    def beaten(place: int) -> bool:
+    def beaten(place: int, length: int) -> bool:
         if not others:
             others.append(join())
-        return lock(place)
+        return lock(place, length)
 
-    monkeypatch.setattr(second, "_lock", beaten)
+    monkeypatch.setattr(second._locks, "lock", beaten)
     second.join()
     assert others[0].is_first()
     assert not second.is_first()
@@ -307,7 +307,8 @@ def test_the_file_of_the_line_is_closed_before_a_fork(store: SQLiteStore, join: 
     if child == 0:
         os._exit(0 if join().is_empty() else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert connections.line._file is None
+    assert connections.line._locks._file is None
+    assert connections.presence._file._file is None
     run_to_end(store.commit(follow("t", "c")))
 
 

@@ -49,6 +49,13 @@ def is_surely_undone(failure: Exception) -> bool:
     return isinstance(failure, (StoreFull, StoreUnavailable)) and not isinstance(failure, StoreReadFailed)
 
 
+def fail_rest(batch: Sequence[Job[Any]], error: Exception) -> None:
+    """Give all jobs that have no outcome yet this one."""
+    for job in batch:
+        if not job.done:
+            job.finish(None, error)
+
+
 def fail_all(batch: Sequence[Job[Any]], failure: Exception, caught: Exception) -> bool:
     """After a transaction of which nothing is kept: give jobs the outcome, and return whether all have one.
 

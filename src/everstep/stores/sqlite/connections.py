@@ -9,6 +9,7 @@ import apsw
 from everstep.stores.sqlite.connecting import end_transaction
 from everstep.stores.sqlite.guard import FileGuard
 from everstep.stores.sqlite.line import WritersLine
+from everstep.stores.sqlite.presence import Presence
 from everstep.stores.sqlite.raw import RawFile
 from everstep.stores.sqlite.rows import Rows
 from everstep.stores.waiting import Rhythm, Waiting
@@ -28,6 +29,7 @@ class Connections(NamedTuple):
     raw: RawFile
     guard: FileGuard
     line: WritersLine
+    presence: Presence
     patience: Patience
     renewals: list[int]
     """How often pages had been written in place when the file was opened, or looked at last."""

@@ -7,6 +7,7 @@ both sides when needed.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from everstep.stores.sqlite.batches import (
     Outcome,
     do_job,
     fail_all,
+    fail_rest,
     first_deadline,
     is_surely_undone,
     unknown_outcomes,
@@ -44,6 +46,7 @@ from everstep.stores.sqlite.full_disk import Reserve
 from everstep.stores.sqlite.guard import FileGuard
 from everstep.stores.sqlite.line import WritersLine
 from everstep.stores.sqlite.opening import open_file
+from everstep.stores.sqlite.presence import Presence
 from everstep.stores.sqlite.queue import CommitQueue, Job
 from everstep.stores.sqlite.raw import RawFile
 from everstep.stores.sqlite.rows import Rows
@@ -51,6 +54,7 @@ from everstep.stores.sqlite.translating import ChecksumMismatch, as_ours, transl
 from everstep.stores.sqlite.wal import WriteAheadLog, wal_pages_for
 from everstep.stores.sqlite.worker_threads import workers
 
+_log = logging.getLogger("everstep")
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 
@@ -64,6 +68,19 @@ _OVERWRITTEN = (
     "close the store in every process and open it anew. Next time close it first, and remove its -wal and -shm files"
 )
 _REPLACED = "the file {} was removed or replaced while it was open; open it anew"
+_LOG_REMOVED = (
+    "the log of {0} ({0}-wal) was removed while others have the file open, too. What it held is in the file now; "
+    "nothing is written here until they have noticed it as well, or closed the file: try again then. Remove neither "
+    "the log nor {0}-shm: both go when the last program closes the file"
+)
+_LOG_LOST = (
+    "the log of {0} ({0}-wal) was removed while the file was open, and another program has begun a new one. Nothing is "
+    "written any more, and what was committed last may be lost: close the store in every process and open it anew"
+)
+
+
+class _LogRemoved(StoreError):
+    """The log was removed, and what it held is to be moved into the file before anything else."""
 
 
 class Database:
@@ -85,6 +102,8 @@ class Database:
         self._connections: Connections | None = None
         self._renewing = threading.Lock()
         self._is_replaced = False
+        self._has_lost_log = False
+        """It was removed, and the file has not been opened since."""
         self._damage: str | None = None
         self.queue = CommitQueue(self._run_batch, self._leaders)
         with self:
@@ -112,9 +131,15 @@ class Database:
         return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
     def _check_file(self, connections: Connections) -> None:
-        """Refuse to go on with a file that was removed, replaced or overwritten."""
-        if not self._is_replaced and connections.guard.is_as_noted():
-            return
+        """Refuse to go on with a file that was removed, replaced or overwritten, or whose log was removed."""
+        guard = connections.guard
+        if self._is_replaced or not guard.is_as_noted():
+            self._check_changed_file(connections)
+        # Last: into a file that somebody else has written, the log must not be moved.
+        if not guard.has_log():
+            raise _LogRemoved(f"the log of {self._path} was removed")
+
+    def _check_changed_file(self, connections: Connections) -> None:
         if not self._is_replaced and not self.is_the_file():
             raise StoreError(_REPLACED.format(self._path))
         if not self._is_replaced and not connections.guard.is_intact():
@@ -201,6 +226,14 @@ class Database:
                 self.queue.give_back()
 
     def _read(self, work: Callable[[Rows], T]) -> T:
+        try:
+            return self._read_once(work)
+        except _LogRemoved:
+            # Whoever leads the commits begins a new one.
+            self.queue.do(self._own_job(lambda _: None))
+            return self._read_once(work)
+
+    def _read_once(self, work: Callable[[Rows], T]) -> T:
         with translated(self._path), self as connections:
             self._check_file(connections)
             connection = self._take_reader(connections)
@@ -260,6 +293,7 @@ class Database:
             if self._holds == 0:
                 raise StoreClosed(f"the store {self._path} is closed")
             if self._connections is None:
+                self._check_others()
                 self._connections = self._connect()
             self._users += 1
             return self._connections
@@ -285,8 +319,9 @@ class Database:
             # The parent's, still in use there: never touch them, not even at exit.
             if self._connections is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connections))
-                # But a place in line would stay taken as long as both have it.
+                # But a place in line would stay taken as long as both have it, and the file open.
                 self._connections.line.close()
+                self._connections.presence.close()
                 self._connections = None
             self._users = 0
             self._lock = threading.RLock()
@@ -325,12 +360,14 @@ class Database:
             line = WritersLine(self._path)
             patience = Patience(raw)
             writer.set_busy_handler(patience.look_again)
-            return Connections(writer, Rows(writer), [], raw, guard, line, patience, [renewals])
+            presence = Presence(self._path)
+            return Connections(writer, Rows(writer), [], raw, guard, line, presence, patience, [renewals])
 
     def _disconnect(self) -> None:
         if self._connections is not None:
             connections = (*self._connections.readers, self._connections.writer)
             self._connections.line.close()
+            self._connections.presence.end()
             with translated(self._path):
                 for connection in connections:
                     # What the log holds belongs to the file that was there before.
@@ -338,6 +375,7 @@ class Database:
                         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 for connection in connections:
                     connection.close()
+            self._connections.presence.close()
             self._connections = None
             if self._is_replaced:
                 self._wal.set_aside()
@@ -363,12 +401,11 @@ class Database:
 
     # -- commits
 
-    def _run_batch(self, batch: Sequence[Job[Any]]) -> None:
+    def _run_batch(self, batch: Sequence[Job[Any]], *, is_again: bool = False) -> None:
         """Run the jobs in one transaction. If that fails, each in its own: one bad job fails no other."""
         try:
             with self as connections:
-                if self._is_replaced or not connections.guard.is_as_noted():
-                    self._check_file(connections)
+                self._check_file(connections)
                 try:
                     has_outcomes = self._try_together(batch, connections)
                 except ChecksumMismatch as exc:  # nothing was kept
@@ -379,9 +416,47 @@ class Database:
                 self._wal.look_after(connections)
                 connections.guard.note()
         except Exception as exc:
-            for job in batch:
-                if not job.done:
-                    job.finish(None, exc)
+            if isinstance(exc, _LogRemoved) and not is_again:
+                self._run_with_new_log(batch)
+            else:
+                fail_rest(batch, exc)
+
+    def _run_with_new_log(self, batch: Sequence[Job[Any]]) -> None:
+        try:
+            self._begin_new_log()
+        except Exception as exc:
+            fail_rest(batch, exc)
+        else:
+            self._run_batch(batch, is_again=True)
+
+    def _begin_new_log(self) -> None:
+        """Go on after the log was removed: what it holds is moved into the file, which is closed and opened anew."""
+        with self as connections:
+            if connections.guard.has_another_log():
+                raise StoreError(_LOG_LOST.format(self._path))
+            with translated(self._path):
+                connections.patience.lasts(deadlines.end_of(self._busy_ms / 1000))
+                connections.writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL)
+        with self._idle:
+            self._resting = True
+            try:
+                if not self._idle.wait_for(lambda: self._users == 0, timeout=self._busy_ms / 1000):
+                    raise StoreUnavailable(f"the log of {self._path} was removed while the file is read; try again")
+                self._disconnect()
+                self._has_lost_log = True
+                self._check_others()
+            finally:
+                self._resting = False
+                self._idle.notify_all()
+        _log.warning("%s-wal was removed while it was in use; what it held is in the file now", self._path)
+
+    def _check_others(self) -> None:
+        """After the log was removed: refuse to begin a new one while others write to the one that was removed."""
+        if not self._has_lost_log:
+            return
+        if not self._wal.exists() and Presence.is_elsewhere(self._path):
+            raise StoreError(_LOG_REMOVED.format(self._path))
+        self._has_lost_log = False
 
     def _try_each(self, batch: Sequence[Job[Any]], connections: Connections) -> None:
         """Run those jobs that have no outcome yet, each in a transaction of its own."""

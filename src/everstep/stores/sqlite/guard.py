@@ -3,6 +3,8 @@
 In WAL mode the main file changes only when the log is moved into it, and whoever does that says so first, in the memory
 that all connections share (`nBackfillAttempted`). So a file that changed while that number did not was changed by
 something else. Pages that `sqlite.renew_checksums` wrote are counted in the file; see there.
+
+Or somebody removes the log, which is there as long as the file is open.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ class FileGuard:
     def __init__(self, path: Path, raw: RawFile) -> None:
         """`raw` belongs to a connection that stays open as long as the guard is used, and has read something."""
         self._path, self._raw = str(path), raw
+        self._log_path = f"{os.path.realpath(path)}-wal"
+        self._log = self._log_now()
         self._seen: _Seen | None = None
         self.note()
 
@@ -76,6 +80,21 @@ class FileGuard:
             return False
         self.note()
         return True
+
+    def has_log(self) -> bool:
+        """Whether the log that is written has its name still: what is in a removed one goes when it is closed."""
+        return self._log is None or self._log_now() == self._log
+
+    def has_another_log(self) -> bool:
+        """Whether somebody has begun a log under the name of the one that was removed."""
+        return self._log_now() not in (None, self._log)
+
+    def _log_now(self) -> tuple[int, int] | None:
+        try:
+            stat = os.stat(self._log_path)
+        except OSError:
+            return None
+        return stat.st_dev, stat.st_ino
 
     def _file(self) -> tuple[int, int, int, int]:
         stat = os.stat(self._path)

@@ -52,7 +52,10 @@ class WriteAheadLog:
 
     def has_something(self) -> bool:
         """Whether there is anything in it, by this process or another."""
-        return bool(self._pages) or (self._path.exists() and self._path.stat().st_size > 0)
+        return bool(self._pages) or (self.exists() and self._path.stat().st_size > 0)
+
+    def exists(self) -> bool:
+        return self._path.exists()
 
     def look_after(self, connections: Connections) -> None:
         """After commits: see how long the WAL is, and move it into the file when it is time."""
