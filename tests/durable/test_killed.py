@@ -125,3 +125,44 @@ def test_a_step_takes_one_round_trip(server: str) -> None:
         work(thread_id="t")
         engine.close()
     assert sum(after - before for before, after in itertools.pairwise(seen[1:])) <= 7  # one may be split in two
+
+
+BOTH = """
+import asyncio, os, signal, sys
+import everstep
+
+engine = everstep.open(sys.argv[1])
+is_killed = sys.argv[2] == "killed"
+
+def first():
+    print("first", flush=True)
+
+def second():
+    if is_killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("second", flush=True)
+
+@engine.durable
+async def work(run):
+    async def steps():
+        with run.scope("steps"):
+            await run.step(first)
+            await run.step(second)
+    await run.gather(run.ask("Title?"), steps())
+
+async def main():
+    if is_killed:
+        await work(thread_id="t")
+    print([info.status for info in await engine.recover()])
+    await engine.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_run_that_is_killed_at_work_is_taken_up_though_it_waits_for_something_else(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BOTH, f"sqlite:///{tmp_path / 'runs.db'}"]
+    killed = subprocess.run([*command, "killed"], check=False, capture_output=True, text=True)
+    assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "first\n")
+    taken_up = subprocess.run([*command, "taken up"], check=True, capture_output=True, text=True)
+    assert taken_up.stdout == "second\n['waiting']\n"

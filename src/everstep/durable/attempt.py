@@ -87,6 +87,14 @@ class Forked(BaseException):
         self.entry = entry
 
 
+class _NotFoundOut(Exception):
+    """The function of `on_unknown` has failed."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Unknown(NamedTuple):
     """An effect that was begun, and of which nobody knows whether it happened. For the function of `on_unknown`."""
 
@@ -148,8 +156,9 @@ class Attempt:
         self._refused: list[tuple[Draft, Exception]] = []
         """Drafts that no commit can take, each with the reason, until whoever made it has seen that."""
         self._waits: dict[str, dict[str, Any]] = {}
-        self._active = 0
         self._failed: list[tuple[BaseException, str]] = []
+        self._beside: dict[int, Sequence[BaseException]] = {}
+        """By the id of an error that is kept in `_failed`, or in here."""
         self._stopped: Exception | None = None
         """What keeps this process from going on with the run, though its code may have caught it."""
         self._is_left = False
@@ -298,10 +307,7 @@ class Attempt:
         if isinstance(error, (LeaseLost, StoreError)):
             return
         kept = failures.recorded(error)
-        # A step may have failed without ending the run, since its error was caught. Only those that the last
-        # error comes from are tried again.
-        chain = set(map(id, _chain(error)))
-        failed = [key for raised, key in self._failed if id(raised) in chain]
+        failed = self._ended_by(error)
         about = {
             "op": "end",
             "key": "end",
@@ -322,6 +328,27 @@ class Attempt:
         except Exception:
             logger.exception("run %r: that it failed could not be recorded", self.thread_id)
 
+    def _ended_by(self, error: Exception) -> list[str]:
+        """Return the keys of the steps whose failures an error comes from: these are tried again.
+
+        A step may have failed without ending the run, since its error was caught.
+        """
+        of_steps = {id(raised) for raised, _ in self._failed}
+        seen: set[int] = set()
+        left: list[BaseException] = [error]
+        while left:
+            each = left.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            left += _causes(each, is_of_step=id(each) in of_steps)
+            left += self._beside.get(id(each), ())
+        return [key for raised, key in self._failed if id(raised) in seen]
+
+    def note_beside(self, raised: BaseException, errors: Sequence[BaseException]) -> None:
+        """Note what went wrong beside an error, which alone is raised: neither has been caught."""
+        self._beside[id(raised)] = errors
+
     async def _go_waiting(self) -> None:
         if self._is_let_go:
             await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: let go"), status=READY)
@@ -331,7 +358,8 @@ class Attempt:
             if not waits or (not self._pending and self._saved == (WAITING, waits)):
                 break
             # Again if somebody else came in between: what they have recorded is known after that.
-            await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: waiting"))
+            waiting = Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: waiting")
+            await self.record(waiting, status=WAITING)
         if not self._waits:
             # What it waited for has come while something was recorded.
             await self.record(Draft({"op": "wait", "key": "wait"}, None, f"{self.program.name}: ready"), status=READY)
@@ -345,7 +373,7 @@ class Attempt:
             left = [entry for entry in left if entry.about.get("effect") != "none"]
         if not left:
             return
-        if self.program.on_change == "fork":
+        if self._is_forked_at(left[0]):
             raise Forked(left[0])
         names = ", ".join([repr(entry.key) for entry in left[:5]])
         raise ReplayMismatch(
@@ -398,6 +426,10 @@ class Attempt:
                 kept = self._without_refused(batch, error)
                 self._pending = kept + self._pending
                 if len(kept) == len(batch):
+                    # Not what was to be recorded is at fault, but the messages or the state: the code has to be mended.
+                    # If it caught this, it would go another way than where the step is replayed.
+                    if isinstance(error, _NOT_TAKEN):
+                        self._stopped = error
                     raise
                 if not kept:
                     return
@@ -425,10 +457,8 @@ class Attempt:
     async def _save(self, batch: Sequence[Draft], status: str | None) -> None:
         waits = list(self._waits.values())
         if status is None:
+            # Whatever it waits for: as long as its code is at work, others take it up if this process dies.
             status = RUNNING
-            # As long as a step is running, the run is not only waiting.
-            if waits and not self._active:
-                status = WAITING
         metadata = {"run": self.program.name, "run_status": status, "run_waits": waits}
         if self._repeats_effects:
             metadata["run_effects"] = "allow"
@@ -576,11 +606,7 @@ class Attempt:
                     await self._save_pending(None)
 
     async def _called(self, call: _Call) -> calling.Outcome:
-        self._active += 1
-        try:
-            return await calling.call(self._face, call.function, call.args, call.kwargs, call.options, call.step_key)
-        finally:
-            self._active -= 1
+        return await calling.call(self._face, call.function, call.args, call.kwargs, call.options, call.step_key)
 
     def _given(self, key: str, outcome: calling.Outcome) -> Any:
         if outcome.error is None:
@@ -606,13 +632,17 @@ class Attempt:
         """Whether what is recorded is what is asked for; False: it may be done anew."""
         if entry.about["args"] == arguments.digest:
             return True
-        if self.program.on_change == "fork":
+        if self._is_forked_at(entry):
             raise Forked(entry)
         if self.program.on_change == "rerun" and options.effect == "none" and entry.about["effect"] == "none":
             return False
         differences = differences_of(entry.values, arguments.shown)
         what = f"has recorded step {entry.key!r} with other arguments than the code asks for now"
         raise self._stopped_by(ReplayMismatch(self.thread_id, entry.key, what, differences))
+
+    def _is_forked_at(self, entry: Entry) -> bool:
+        """Whether the run goes on in a branch from there: it shall, or does so already, whoever takes it up now."""
+        return self.program.on_change == "fork" or entry.key in self.journal.forks
 
     def step_key(self, key: str, arguments: Arguments) -> str:
         """Return the idempotency key of a step: the same in every try, process and branch."""
@@ -635,7 +665,10 @@ class Attempt:
                 return await self._failed_before(call, before)
             # One that was undone may be performed again.
             if status in ("begun", "failed", "done"):
-                known = await self._known(call, before, on_unknown)
+                try:
+                    known = await self._known(call, before, on_unknown)
+                except _NotFoundOut as failed:
+                    return await self._left_unknown(call, failed.error)
                 if known is not None:
                     return await self._taken_over(call, known)
         effect = await self._begin_effect(effects, key, call, undo, before)
@@ -689,6 +722,12 @@ class Attempt:
         await self.record(_step_draft(call, outcome))
         return self._given(call.key, outcome)
 
+    async def _left_unknown(self, call: _Call, error: Exception) -> Any:
+        """Record that it could not be found out: the code may catch that, and go another way."""
+        outcome = calling.Outcome(None, error, [calling.told(error)], 0.0)
+        await self.record(_step_draft(call, outcome))
+        return self._given(call.key, outcome)
+
     async def _begin_effect(
         self, effects: Effects, key: str, call: _Call, undo: Callable[..., Any] | None, before: Effect | None
     ) -> Effect:
@@ -727,7 +766,10 @@ class Attempt:
             answer = await self._asked(key, question, details, {"effect": call.key})
         else:
             unknown = Unknown(self.thread_id, call.key, call.step_key, call.args, call.kwargs)
-            answer = await self._face.call(lambda: on_unknown(unknown), None)
+            try:
+                answer = await self._face.call(lambda: on_unknown(unknown), None)
+            except Exception as error:
+                raise _NotFoundOut(error) from error
         check_happened(call.key, answer)
         if not answer["happened"]:
             return None
@@ -790,7 +832,7 @@ class Attempt:
         """Raise if an answer was given to another question than the code asks now."""
         if answer.about.get("args") == arguments.digest:
             return
-        if self.program.on_change == "fork":
+        if self._is_forked_at(asked or answer):
             raise Forked(asked or answer)
         recorded = {"args": [answer.about["question"]]}
         if asked is not None:
@@ -1034,21 +1076,15 @@ def _first_of(error: BaseException) -> BaseException:
     return error
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those it came from."""
-    seen: set[int] = set()
-    found: list[BaseException] = [error]
-    while found:
-        each = found.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        yield each
-        for other in (each.__cause__, each.__context__):
-            if other is not None:
-                found.append(other)
-        if isinstance(each, BaseExceptionGroup):
-            found += each.exceptions
+def _causes(error: BaseException, *, is_of_step: bool) -> Iterator[BaseException]:
+    """Yield what an error came from."""
+    if error.__cause__ is not None:
+        yield error.__cause__
+    # What a step has raised speaks for itself: if another failure was being handled meanwhile, that one was caught.
+    if error.__context__ is not None and not is_of_step:
+        yield error.__context__
+    if isinstance(error, BaseExceptionGroup):
+        yield from error.exceptions
 
 
 def name_of(function: Any) -> str:

@@ -153,7 +153,10 @@ class AsyncFace:
             async with asyncio.timeout(timeout) as limit:
                 if is_async(function):
                     return await function()
-                found = await asyncio.to_thread(function)
+                if timeout is None:
+                    found = await asyncio.to_thread(_without_stop, function)
+                else:
+                    found = await _in_own_thread(function)
                 # A plain function may return a coroutine: a lambda around an `async def`, say.
                 if inspect.isawaitable(found):
                     found = await found
@@ -168,6 +171,40 @@ class AsyncFace:
 
     async def let_others(self) -> None:
         await asyncio.sleep(0)
+
+
+def _without_stop(function: Callable[[], Any]) -> Any:
+    """Return what a function returns. No future can hold a StopIteration: it would never end."""
+    try:
+        return function()
+    except StopIteration as exc:
+        raise RuntimeError("the step raised StopIteration") from exc
+
+
+async def _in_own_thread(function: Callable[[], Any]) -> Any:
+    """Return what a function returns in a thread of its own.
+
+    It may take longer than it shall. Then it must neither keep others from the threads that they share, so that their
+    time runs out before they are called, nor this process from ending.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[Any] = loop.create_future()
+
+    def end(result: Any, error: BaseException | None) -> None:
+        if ended.done():
+            return
+        if error is not None:
+            ended.set_exception(error)
+        else:
+            ended.set_result(result)
+
+    def tell(result: Any, error: BaseException | None) -> None:
+        # The loop may be closed by now, and nobody waits for it any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(end, result, error)
+
+    _start_thread(functools.partial(_without_stop, function), tell)
+    return await ended
 
 
 class BlockingFace:
@@ -218,8 +255,13 @@ def _awaited(found: Awaitable[Any], timeout: float | None) -> Any:
     """Return what an awaitable gives, in an event loop of its own."""
 
     async def limited() -> Any:
-        async with asyncio.timeout(timeout):
-            return await found
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await found
+        except TimeoutError as exc:
+            if limit.expired():
+                raise TimedOut(f"the step took longer than {timeout} seconds") from exc
+            raise
 
     return asyncio.run(limited())
 
@@ -228,28 +270,35 @@ def _in_thread(function: Callable[[], Any], timeout: float | None) -> Any:
     """Return what a function returns in another thread. One that takes too long goes on there, and nobody listens."""
     outcome: list[Any] = []
     ended = threading.Event()
+
+    def tell(result: Any, error: BaseException | None) -> None:
+        outcome[:] = [result, error]
+        ended.set()
+
+    _start_thread(function, tell)
+    if not ended.wait(timeout):
+        raise TimedOut(f"the step took longer than {timeout} seconds")
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result
+
+
+def _start_thread(function: Callable[[], Any], tell: Callable[[Any, BaseException | None], None]) -> None:
+    """Call a function in another thread, and tell what it returned or raised."""
     # A new thread has an empty context: without this the step would not know its key.
     context = contextvars.copy_context()
 
     def work() -> None:
         try:
-            outcome[:] = [context.run(function), None]
+            result = context.run(function)
         except BaseException as exc:
-            outcome[:] = [None, exc]
-        finally:
-            ended.set()
+            tell(None, exc)
+        else:
+            tell(result, None)
 
     # A daemon: a step that never ends must not keep the process from ending.
     threading.Thread(target=work, name="everstep step", daemon=True).start()
-    if not ended.wait(timeout):
-        raise TimedOut(f"the step took longer than {timeout} seconds")
-    result, error = outcome
-    # A timeout inside the loop of a coroutine means the same as one outside; it gets the same class.
-    if isinstance(error, TimeoutError) and timeout is not None and not isinstance(error, TimedOut):
-        raise TimedOut(f"the step took longer than {timeout} seconds") from error
-    if error is not None:
-        raise error
-    return result
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -305,7 +354,11 @@ def _pause(backoff: float, failures: int) -> float:
     return seconds * random.uniform(0.9, 1.1)  # noqa: S311  # nothing rests on its being secret
 
 
-async def gathered(work: Sequence[Awaitable[Any]]) -> list[Any]:
+NoteBeside = Callable[[BaseException, Sequence[BaseException]], None]
+"""Is told what is raised of several errors, and all of them."""
+
+
+async def gathered(work: Sequence[Awaitable[Any]], note: NoteBeside) -> list[Any]:
     """Return the results of coroutines that run side by side. Each comes to its end, then the first error is raised.
 
     A run that is to wait waits when none of them has anything left to do.
@@ -330,15 +383,16 @@ async def gathered(work: Sequence[Awaitable[Any]]) -> list[Any]:
         errors.append(error)
         if error is None:
             results.append(task.result())
-    return results_of(errors, results)
+    return results_of(errors, results, note)
 
 
-def results_of(errors: Sequence[BaseException | None], results: Sequence[Any]) -> list[Any]:
+def results_of(errors: Sequence[BaseException | None], results: Sequence[Any], note: NoteBeside) -> list[Any]:
     """Return results, or raise: an error of one of them first, and that the run is to wait after that."""
     raised = [error for error in errors if error is not None]
     # An error counts more than a wait: a run that has failed has nothing to wait for.
     for error in raised:
         if isinstance(error, Exception):
+            note(error, raised)
             raise error
     for error in raised:
         raise error

@@ -24,6 +24,10 @@ _ARGUMENTS_BYTES_MAX = 64_000
 _MARK = UNSTORABLE.encode()
 
 
+Name = tuple[str, str]
+"""What kind of entry it is, and which one of its kind."""
+
+
 class Entry(NamedTuple):
     """One thing that a run has done, or that was done to it."""
 
@@ -58,25 +62,30 @@ def as_results(drafts: Sequence[Draft]) -> dict[str, Any]:
     """Return the results of tools of the checkpoint that records these."""
     held: list[dict[str, Any]] = []
     for draft in drafts:
-        if draft.values is not None:
-            held.append({"key": draft.about["key"], **draft.values})
+        if draft.values is None:
+            continue
+        named = {"key": draft.about["key"]}
+        # A step may have any key, also one that other entries have.
+        if draft.about["op"] != "step":
+            named["op"] = draft.about["op"]
+        held.append({**named, **draft.values})
     # One entry, which is the usual case, reads better by itself.
     if len(held) == 1:
         return held[0]
     return {"steps": held}
 
 
-def values_by_key(results: Any) -> dict[str, Mapping[str, Any]]:
+def values_by_name(results: Any) -> dict[Name, Mapping[str, Any]]:
     """Return the values of the entries of a checkpoint; empty if somebody has put something else in their place."""
     if not isinstance(results, dict):
         return {}
     held = results.get("steps", [results])
     if not isinstance(held, list):
         return {}
-    found: dict[str, Mapping[str, Any]] = {}
+    found: dict[Name, Mapping[str, Any]] = {}
     for each in held:
         if isinstance(each, dict) and "key" in each:
-            found[str(each["key"])] = each
+            found[str(each.get("op", "step")), str(each["key"])] = each
     return found
 
 
@@ -107,12 +116,14 @@ class Arguments(NamedTuple):
 
 
 def _packed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    # In which order arguments are named does not matter to a function.
+    kwargs = dict(sorted(kwargs.items()))
     try:
-        packed = codec.pack({"args": list(args), "kwargs": dict(kwargs)}, "arguments", 1)
+        packed = codec.pack({"args": list(args), "kwargs": kwargs}, "arguments", 1)
     except Exception:
         # Some of it cannot be stored.
         packed = None
     if packed is not None and _MARK not in packed:
         return packed
-    shown = {"args": storable(list(args), 2, lasting_text), "kwargs": storable(dict(kwargs), 2, lasting_text)}
+    shown = {"args": storable(list(args), 2, lasting_text), "kwargs": storable(kwargs, 2, lasting_text)}
     return codec.pack(shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from everstep.durable.entries import ENTRIES, Entry, values_by_key
+from everstep.durable.entries import ENTRIES, Entry, Name, values_by_name
 from everstep.errors import CheckpointCorrupted
 from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Place, Query, Store, Stored
@@ -26,9 +26,9 @@ class Journal:
         self.forks: dict[str, str] = {}
         """Branches in which the run has gone on, each by the step that it begins before."""
         self.last_seq = 0
-        self._ahead: set[tuple[str, str]] = set()
+        self._ahead: set[Name] = set()
         """What is recorded, and the code has not come to yet."""
-        self._recorded: dict[tuple[str, str], Entry] = {}
+        self._recorded: dict[Name, Entry] = {}
         self._events: dict[str, list[Entry]] = {}
 
     @property
@@ -61,9 +61,15 @@ class Journal:
         # A failed step is forgotten: when the code comes to it, it is called as if for the first time.
         self.end = None
         self.again.update(again)
-        for key in again:
-            self._recorded.pop(("step", key), None)
-            self._ahead.discard(("step", key))
+        failed = {("step", key) for key in again}
+        is_after = False
+        for name in list(self._recorded):
+            is_after = is_after or name in failed
+            # What came after a failure may have come of it, and need not come again.
+            if is_after:
+                self._ahead.discard(name)
+        for name in failed:
+            self._recorded.pop(name, None)
 
     def find(self, op: str, key: str) -> Entry | None:
         """Return what is recorded under that key, and note that the code has come to it."""
@@ -115,15 +121,15 @@ async def entries_of(repository: Repository, records: Sequence[Stored]) -> list[
         results += await repository.tools_results(holding[start : start + _PAGE])
     found: list[Entry] = []
     for stored, held in zip(holding, results, strict=True):
-        found += _entries(stored, values_by_key(held))
+        found += _entries(stored, values_by_name(held))
     return found
 
 
-def _entries(stored: Stored, values: Mapping[str, Mapping[str, Any]]) -> Iterable[Entry]:
+def _entries(stored: Stored, values: Mapping[Name, Mapping[str, Any]]) -> Iterable[Entry]:
     record = stored.record
     parent: Key | None = next(iter(record.parents), None)
     for about in record.metadata[ENTRIES]:
-        yield Entry(about, values.get(str(about["key"]), {}), record.key, parent)
+        yield Entry(about, values.get((str(about["op"]), str(about["key"])), {}), record.key, parent)
 
 
 async def _line_of(store: Store, head: Stored) -> list[Stored]:

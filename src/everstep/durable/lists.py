@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.durable import functions, notes, running
 from everstep.durable.attempt import DONE, FAILED, PAUSED, READY, RUNNING, WAITING, check_happened
+from everstep.durable.entries import Draft, as_results
 from everstep.durable.live import repository_of, timeline_of
 from everstep.durable.notes import Note, head_of
 from everstep.durable.running import Part, Runner
@@ -127,7 +128,7 @@ async def answer(engine: CheckpointEngine, thread_id: str, value: Any, key: str 
             check_happened(str(asked["effect"]), value)
         # By its arguments the run knows which question was answered, should its code ask another one by then.
         about = {"op": "answer", "key": asked["key"], "question": asked["question"], "args": asked.get("args")}
-        values = {"key": asked["key"], "question": asked["question"], "answer": value}
+        values = as_results([Draft(about, {"question": asked["question"], "answer": value})])
         return Note(about, _without_wait(metadata, asked["key"]), f"answer: {asked['key']}", values, ["answer"])
 
     return await notes.add(timeline_of(engine), thread_id, make)
@@ -143,7 +144,7 @@ async def signal(engine: CheckpointEngine, thread_id: str, event: str, value: An
         waits = metadata.get("run_waits", ())
         waiting = next((str(wait["key"]) for wait in waits if wait.get("event") == name), "")
         about = {"op": "event", "key": f"event {new_token()}", "event": name, "wait": waiting}
-        values = {"key": about["key"], "event": name, "value": value}
+        values = as_results([Draft(about, {"event": name, "value": value})])
         summary = f"event: {waiting or about['key']}"
         return Note(about, _without_wait(metadata, waiting), summary, values, ["event"])
 

@@ -158,7 +158,7 @@ class Run(_Held):
                 if inspect.iscoroutine(each):
                     each.close()
             raise
-        return calling.gathered(work)
+        return calling.gathered(work, self._attempt.note_beside)
 
     def ask(self, question: str, details: Any = None, *, key: str | None = None) -> Coroutine[Any, Any, Any]:
         """Wait for the answer of a person, over restarts: see `engine.answer`. `details` are kept with the question."""
@@ -229,7 +229,13 @@ class SyncRun(_Held):
         options = calling.checked(retries, backoff, timeout, retry_on, effect)
         return run_to_end(self._attempt.step(function, args, kwargs, key, options, undo, on_unknown))
 
-    def gather(self, *work: Callable[[], R] | R) -> list[R]:
+    @overload
+    def gather(self, *work: Callable[[], R]) -> list[R]: ...
+
+    @overload
+    def gather(self, *work: Callable[[], R] | R) -> list[R]: ...
+
+    def gather(self, *work: Any) -> list[Any]:
         """Return the results of functions without arguments that are called side by side, each in a thread.
 
         What is no function is taken as the result that it is. All of them come to their end, then the first error is
@@ -257,7 +263,7 @@ class SyncRun(_Held):
             thread.start()
         for thread in threads:
             thread.join()
-        return calling.results_of(errors, results)
+        return calling.results_of(errors, results, self._attempt.note_beside)
 
     def ask(self, question: str, details: Any = None, *, key: str | None = None) -> Any:
         """Wait for the answer of a person, over restarts; see `Run.ask`."""

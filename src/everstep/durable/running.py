@@ -233,6 +233,8 @@ async def to_the_end(runner: Runner, thread_id: str, asked: Asked | None, begun:
     while part is None or not part.is_done:
         if part is not None:
             await _until_ready(runner, part.thread_id)
+            # Others may have run it meanwhile, and a failure of theirs is not tried again by who only waits.
+            await _raise_failure(runner, part.thread_id)
         try:
             part = await take_part(runner, part.thread_id if part is not None else thread_id, asked)
             # The arguments have been compared once. After a fork they belong to another thread.
@@ -252,7 +254,7 @@ async def _raise_failure(runner: Runner, thread_id: str) -> None:
     """Raise the error that a run has ended with while others ran it."""
     repository = repository_of(runner.engine)
     loaded = await repository.store.read(thread_id)
-    if loaded is None or loaded.stored.record.kind != RUN_KIND:
+    if loaded is None or loaded.stored.record.metadata.get("run_status") != FAILED:
         return
     end = (await _journal_of(repository, loaded.stored)).end
     if end is not None and end.about["status"] == FAILED:

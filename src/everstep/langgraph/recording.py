@@ -147,6 +147,7 @@ class Steps:
                 return self._unpacked(before.values)
             if status == "failed" and not self._is_tried_again(call, before):
                 raise failures.made_again(self._node.thread_id, call.key, before.values["error"])
+            self._raise_caught(call, arguments)
             answer = await self._answer(call, arguments, step_key, before, answers)
             if answer["happened"]:
                 await effects.end(before, "done", self._packed(call, answer.get("result")))
@@ -154,6 +155,14 @@ class Steps:
         begun = await self._begin(effects, key, call, arguments, step_key, before)
         outcome = await self._called(call, step_key)
         return await self._end(effects, begun, call, arguments, outcome)
+
+    def _raise_caught(self, call: Call, arguments: Arguments) -> None:
+        """Raise what the node has caught: that it stays unknown whether an effect happened."""
+        found = self._node.find(call.key)
+        if found is None or found.about["status"] != "error" or self._node.has_ended_by(call.key):
+            return
+        if found.about["args"] == arguments.digest:
+            raise failures.made_again(self._node.thread_id, call.key, found.about["error"])
 
     def _is_tried_again(self, call: Call, found: Effect) -> bool:
         return found.about.get("task") != self._node.task_id or self._node.has_ended_by(call.key)
@@ -185,8 +194,12 @@ class Steps:
             await effects.end(begun, "interrupted", {})
             raise outcome.result.error
         if isinstance(outcome.error, calling.TimedOut):
-            raise EffectUnknown(self._node.thread_id, str(begun.values["step"])) from outcome.error
-        if outcome.error is not None:
+            # Recorded, since the node may catch it and go on: then it is not asked about when the node runs again.
+            unknown = EffectUnknown(self._node.thread_id, str(begun.values["step"]))
+            unknown.__cause__ = outcome.error
+            outcome = outcome._replace(error=unknown)
+            await self._node.record(self._threads, call.key, self._about(call, arguments, outcome))
+        elif outcome.error is not None:
             await effects.end(begun, "failed", {"error": failures.recorded(outcome.error)})
             await self._node.record(self._threads, call.key, self._about(call, arguments, outcome))
         else:

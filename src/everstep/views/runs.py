@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.durable import lists
 from everstep.durable.attempt import did_not_happen, happened
-from everstep.durable.entries import values_by_key
+from everstep.durable.entries import values_by_name
 from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput, RunNotFound
 from everstep.reports import RunInfo, RunWait
 from everstep.repository.effects import Effects, host_of
@@ -211,10 +211,10 @@ async def _ends(repository: Repository, info: RunInfo, listed: Sequence[Stored])
     for stored in listed:
         ops = {str(each["op"]): each for each in run_steps.entries_of(stored.record)}
         if "start" in ops:
-            values = await _values(repository, stored, "start")
+            values = await _values(repository, stored, "start", "start")
             found["arguments"] = {name: _json(values.get(name)) for name in ("args", "kwargs")}
         if "end" in ops:
-            values = await _values(repository, stored, "end")
+            values = await _values(repository, stored, "end", "end")
             if info.status == "done":
                 found["result"] = _json(values.get("result"))
             if info.status == "failed":
@@ -236,13 +236,13 @@ async def _details(repository: Repository, listed: Sequence[Stored], wait: Mappi
     for stored in reversed(listed):
         for about in run_steps.entries_of(stored.record):
             if about["op"] == "ask" and about.get("key") == wait["key"]:
-                return _json((await _values(repository, stored, wait["key"])).get("details"))
+                return _json((await _values(repository, stored, "ask", str(wait["key"]))).get("details"))
     return None
 
 
-async def _values(repository: Repository, stored: Stored, key: str) -> Mapping[str, Any]:
+async def _values(repository: Repository, stored: Stored, op: str, key: str) -> Mapping[str, Any]:
     """Return the values of one entry; nothing where they cannot be read, which whoever opens the checkpoint is told."""
-    return values_by_key(await _results(repository, stored)).get(key, {})
+    return values_by_name(await _results(repository, stored)).get((op, key), {})
 
 
 async def _results(repository: Repository, stored: Stored) -> Mapping[str, Any]:
