@@ -226,3 +226,36 @@ async def test_a_group_of_tasks_may_wait_and_fail(engine: everstep.CheckpointEng
     with pytest.raises(ExceptionGroup):
         await work(thread_id="broken")
     assert (await engine.runs("failed"))[0].thread_id == "broken"
+
+
+class Refused(Exception):
+    def __init__(self, text: str, response: Any) -> None:
+        super().__init__(text)
+        self.response = response
+
+
+async def test_what_an_error_held_and_could_not_be_stored_is_told_when_it_is_asked_for(
+    engine: everstep.CheckpointEngine,
+) -> None:
+    is_broken = True
+
+    def call() -> None:
+        raise Refused("too many requests", threading.Lock())
+
+    @engine.durable
+    async def work(run: everstep.Run) -> bool:
+        response: Any = None
+        try:
+            await run.step(call)
+        except Refused as error:
+            response = error.response
+        if is_broken:
+            raise LookupError
+        assert "lock" in repr(response)
+        return bool(response.locked())
+
+    with pytest.raises(LookupError):
+        await work(thread_id="t")
+    is_broken = False
+    with pytest.raises(everstep.UnstorableValue, match=r"response of a recorded Refused.locked: .* Let the step"):
+        await engine.resume("t")

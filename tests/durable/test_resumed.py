@@ -265,3 +265,78 @@ async def test_who_joins_a_run_that_was_forked_goes_on_in_the_branch(engine: eve
     assert await engine.resume("t", on_change="fork") == 2
     assert await work(thread_id="t") == 2
     assert sorted(info.status for info in await engine.runs()) == ["done", "paused"]
+
+
+# -- what it holds
+
+
+def contents(checkpoint: everstep.Checkpoint | None) -> list[Any]:
+    assert checkpoint is not None
+    return [message["content"] for message in checkpoint.messages]
+
+
+@pytest.mark.parametrize("change", ["none", "a step before", "steps without effect"])
+async def test_what_is_recorded_before_the_code_has_caught_up_is_saved_with_what_is_stored(
+    engine: everstep.CheckpointEngine, service: Service, change: str
+) -> None:
+    version = 1
+
+    def act(number: int, version: int) -> int:
+        if number == 3 and service.is_down:
+            raise ConnectionError
+        return number
+
+    @engine.durable(on_change="rerun")
+    async def work(run: everstep.Run) -> Any:
+        if version == 2 and change == "a step before":
+            await run.step(act, 0, 0, key="new")
+        for number in (1, 2, 3):
+            asked = version if change == "steps without effect" else 1
+            found = await run.step(act, number, asked, key=f"step {number}", effect="none")
+            run.messages.append({"role": "assistant", "content": found})
+            run.state["count"] = run.state.get("count", 0) + 1
+        return run.state["count"]
+
+    await failed(work(thread_id="t"))
+    version = 2
+    service.is_down = False
+    assert await engine.resume("t") == 3
+    latest = await engine.get_latest("t")
+    assert contents(latest) == [1, 2, 3]
+
+
+async def test_what_went_on_side_by_side_is_held_once_when_it_is_taken_up(
+    engine: everstep.CheckpointEngine,
+) -> None:
+    is_cut_off = True
+    others_are_done, first_is_done = asyncio.Event(), asyncio.Event()
+
+    async def act(name: str) -> str:
+        if name == "cut off" and is_cut_off:
+            await others_are_done.wait()
+            raise Killed
+        return name
+
+    @engine.durable
+    async def work(run: everstep.Run) -> None:
+        async def first() -> None:
+            with run.scope("first"):
+                await run.step(act, "cut off")
+                first_is_done.set()
+
+        async def second() -> None:
+            with run.scope("second"):
+                found = await run.step(act, "said")
+                # When it is taken up, the other branch records something before this one goes on.
+                if not is_cut_off:
+                    await first_is_done.wait()
+                run.messages.append({"role": "user", "content": found})
+                await run.step(act, "next")
+                others_are_done.set()
+
+        await run.gather(first(), second())
+
+    await killed(work(thread_id="t"))
+    is_cut_off = False
+    await engine.resume("t")
+    assert contents(await engine.get_latest("t")) == ["said"]

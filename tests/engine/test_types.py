@@ -158,3 +158,19 @@ def test_options_have_types_and_these_are_all() -> None:
         everstep.open("agent.db", synchronous="sometimes")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput):
         everstep.create_checkpointer("sqlite", colour="red")  # type: ignore[call-arg]
+
+
+def test_what_goes_on_side_by_side_has_the_type_of_its_functions() -> None:
+    engine = everstep.open("memory://").sync
+
+    def draw(day: int) -> int:
+        return day
+
+    @engine.durable
+    def work(run: everstep.SyncRun) -> list[int]:
+        found = run.gather(lambda: run.step(draw, 1), lambda: run.step(draw, 2))
+        assert_type(found, list[int])
+        return found
+
+    assert work(thread_id="t") == [1, 2]
+    engine.close()

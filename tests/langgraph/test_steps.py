@@ -471,6 +471,33 @@ async def test_a_function_finds_out_or_the_step_fails(graphs: Graphs, world: Wor
 
 
 @in_memory
+async def test_that_an_effect_stays_unknown_is_caught_in_the_same_way_when_the_node_runs_again(
+    graphs: Graphs, world: World
+) -> None:
+    goes_on = threading.Event()
+
+    def pay() -> None:
+        world.calls.append("pay")
+        goes_on.wait()
+
+    async def act(_: Any, step: Step) -> Any:
+        paid = "paid"
+        try:
+            await step(pay, effect="once", timeout=0.05)
+        except errors.EffectUnknown:
+            paid = "unknown"
+        return {"logs": [paid, interrupt("Go on?")]}
+
+    graph = graphs.make(act)
+    asked = await graphs.run(graph, start())
+    assert [each.value for each in asked["__interrupt__"]] == ["Go on?"]
+    # The answer is to that question, and not to whether the effect happened.
+    assert (await graphs.run(graph, Command(resume="yes")))["logs"] == ["hello", "unknown", "yes"]
+    assert world.calls == ["pay"]
+    goes_on.set()
+
+
+@in_memory
 async def test_an_effect_that_failed_and_was_caught_fails_again(graphs: Graphs, world: World) -> None:
     async def act(_: Any, step: Step) -> Any:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import functools
@@ -60,6 +61,7 @@ PAUSED = "paused"
 # Shorter sleeps are slept here: letting a run go and taking it up again costs more than such a wait.
 _LINGER_SECONDS = 1.0
 _KEY_MAX = 500
+Worker = asyncio.Task[Any] | threading.Thread
 _NOT_TAKEN = (UnstorableValue, SnapshotTooLarge)
 """Why a commit is not taken whose values are at fault: it would fail in the same way when it is tried again."""
 # A context variable, so that tasks and threads that run side by side each have a scope of their own.
@@ -161,6 +163,12 @@ class Attempt:
         """By the id of an error that is kept in `_failed`, or in here."""
         self._stopped: Exception | None = None
         """What keeps this process from going on with the run, though its code may have caught it."""
+        self._is_caught_up = True
+        """Whether the code has made again all that is recorded, as far as it goes one step after the other."""
+        self._code_at = _worker()
+        """The task or thread in which the code is at work."""
+        self._beside_code: set[Worker] = set()
+        """Those in which it has done something beside that."""
         self._is_left = False
         """Whether the code has come to its end here."""
         self._saved: tuple[str, list[Any]] | None = None
@@ -211,6 +219,7 @@ class Attempt:
         stored, values = begun
         self.live.begin(values, stored.record.next_node)
         self.live.is_replaying = True
+        self._is_caught_up = False
         self._repeats_effects = metadata.get("run_effects") == "allow"
         self._saved = (str(metadata.get("run_status")), list(metadata.get("run_waits", [])))
         if found.end is not None:
@@ -262,6 +271,7 @@ class Attempt:
         others = _at_work.get()
         _scope.set("")
         _at_work.set(others | {self.thread_id})
+        self._code_at = _worker()
         self.live.open()
         try:
             with calling.outside_of_steps():
@@ -457,8 +467,10 @@ class Attempt:
     async def _save(self, batch: Sequence[Draft], status: str | None) -> None:
         waits = list(self._waits.values())
         if status is None:
-            # Whatever it waits for: as long as its code is at work, others take it up if this process dies.
             status = RUNNING
+            # As long as anything else may be at work, others shall take the run up if this process dies.
+            if waits and not self._is_side_by_side():
+                status = WAITING
         metadata = {"run": self.program.name, "run_status": status, "run_waits": waits}
         if self._repeats_effects:
             metadata["run_effects"] = "allow"
@@ -484,6 +496,7 @@ class Attempt:
             self._engine,
             _trigger(batch),
             results,
+            is_caught_up=status == DONE or (self._is_caught_up and self._is_at_code()),
             metadata={ENTRIES: [draft.about for draft in batch]},
             summary="; ".join(summaries)[:200],
             tags=tags,
@@ -579,7 +592,7 @@ class Attempt:
         if self._is_stopping():
             self._is_let_go = True
             raise Suspended
-        await self._record_times()
+        await self._record_before_step()
         made = self.step_key(key, arguments)
         call = _Call(key, name, function, args, kwargs, arguments, options, made)
         if options.effect == "once":
@@ -592,18 +605,22 @@ class Attempt:
             await self.record(_step_draft(call, outcome))
         return self._given(key, outcome)
 
-    async def _record_times(self) -> None:
-        """Record the times that the code was told: the step that comes may go by them.
+    async def _record_before_step(self) -> None:
+        """Record what must be known if this process dies in the step that comes.
 
-        After a crash in it, it must be called with the same arguments, and so with the same key.
+        The times that the code was told: it must be called with the same arguments then, and so with the same key. And
+        that the run does not only wait, should that be what is recorded.
         """
-        if not self._new_times:
+        if not self._has_to_record():
             return
         async with self._lock:
-            # Looked at again: another step may have had them recorded meanwhile.
-            if self._new_times:
+            # Looked at again: another step may have had it recorded meanwhile.
+            if self._has_to_record():
                 with self._stopped_by_store():
                     await self._save_pending(None)
+
+    def _has_to_record(self) -> bool:
+        return bool(self._new_times) or (self._saved is not None and self._saved[0] == WAITING)
 
     async def _called(self, call: _Call) -> calling.Outcome:
         return await calling.call(self._face, call.function, call.args, call.kwargs, call.options, call.step_key)
@@ -615,11 +632,26 @@ class Attempt:
         raise outcome.error
 
     def _find(self, op: str, key: str) -> Entry | None:
+        # Not yet when it asks for the last thing that is recorded: what it makes of that comes after.
+        self._is_caught_up = not self.journal.has_more()
+        if not self._is_at_code():
+            self._beside_code.add(_worker())
         found = self.journal.find(op, key)
         # Once the code has caught up with what is recorded, decorated calls are saved again.
         if self.live.is_replaying and not self.journal.has_more():
             self.live.is_replaying = False
         return found
+
+    def _is_at_code(self) -> bool:
+        """Whether this is called where the code itself is at work, and not by what it does beside that."""
+        return _worker() is self._code_at
+
+    def _is_side_by_side(self) -> bool:
+        """Whether the code does several things at once, as far as is known."""
+        for each in list(self._beside_code):
+            if each.done() if isinstance(each, asyncio.Task) else not each.is_alive():
+                self._beside_code.discard(each)
+        return bool(self._beside_code)
 
     def _replayed(self, entry: Entry) -> Any:
         if entry.about["status"] == "ok":
@@ -982,6 +1014,14 @@ class Keys:
         number = self._counts.get(name, 0)
         self._counts[name] = number + 1
         return number
+
+
+def _worker() -> Worker:
+    """Return the task, or else the thread, in which this is called."""
+    task: asyncio.Task[Any] | None = None
+    with contextlib.suppress(RuntimeError):  # no loop is running
+        task = asyncio.current_task()
+    return task or threading.current_thread()
 
 
 def _why_not_taken(draft: Draft, error: Exception) -> Exception | None:

@@ -12,13 +12,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from everstep.durable import modules
-from everstep.errors import StepFailed
+from everstep.errors import StepFailed, UnstorableValue
 from everstep.values.storable import UNSTORABLE, described, storable
 
 # Errors inside of others are kept as deep as that: more would not be stored in one value.
 _GROUPS_MAX = 5
 # What an attribute was looked for in: it may be large, and no message speaks of it.
 _OBJECT = vars(AttributeError)["obj"]
+
+
+class NotKept:
+    """Stands for something that an error held and that could not be stored, as a response of a server.
+
+    Without it, code that asks for that would meet an AttributeError of which nobody knows where it comes from.
+    """
+
+    def __init__(self, path: str, shown: str) -> None:
+        self._path = path
+        self._shown = shown
+
+    def __repr__(self) -> str:
+        return self._shown
+
+    def __getattr__(self, name: str) -> Any:
+        # These are asked for by Python itself, to see what can be done with an object.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnstorableValue(
+            f"{self._path}.{name}",
+            self._shown,
+            "it was there when the step failed, and is not when that is replayed. Let the step itself return what is "
+            "needed of it, or put that into the arguments of the error that it raises",
+        )
 
 
 def recorded(error: BaseException, depth: int = 0) -> dict[str, Any]:
@@ -56,7 +81,7 @@ def made_again(thread_id: str, key: str, kept: Mapping[str, Any]) -> Exception:
     slots = _slots(kind)
     for name, value in fields.items():
         if _has_gaps([value]):
-            continue
+            value = NotKept(f"{name} of a recorded {kind.__name__}", str(value[UNSTORABLE]))
         if name in slots:
             # Some cannot be written: those were set when the error was made.
             with contextlib.suppress(AttributeError, TypeError):

@@ -77,10 +77,36 @@ class RunLive(Live):
         self._leave(engine, None).close()
 
     async def record(
-        self, engine: CheckpointEngine, trigger: SnapshotTrigger, results: dict[str, Any] | None, **about: Any
+        self,
+        engine: CheckpointEngine,
+        trigger: SnapshotTrigger,
+        results: dict[str, Any] | None,
+        *,
+        is_caught_up: bool,
+        **about: Any,
     ) -> str:
-        """Save what there is now with what the run has to record; None: nothing with a value."""
-        await self._settle(engine)
+        """Save what there is now with what the run has to record; None: nothing with a value.
+
+        As long as the code has not caught up with what is stored, it has not made all of that again. What is recorded
+        then is saved with the stored values: what the code makes later would else be there twice.
+        """
+        held = self
+        if self._base is not None and not is_caught_up:
+            held = await self._as_stored(engine)
+        else:
+            await self._settle(engine)
+        return await held._record_held(engine, trigger, results, about)
+
+    async def _as_stored(self, engine: CheckpointEngine) -> RunLive:
+        """Return one that holds what the head holds, apart from what the code has."""
+        stored = RunLive(self._capture, self.thread_id, self._claim)
+        stored.run_metadata = self.run_metadata
+        await stored.drop_changes(engine)
+        return stored
+
+    async def _record_held(
+        self, engine: CheckpointEngine, trigger: SnapshotTrigger, results: dict[str, Any] | None, about: dict[str, Any]
+    ) -> str:
         before = (self.tools_result, self._record)
         if results is not None:
             self.tools_result = self._record = results
