@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -47,4 +48,21 @@ def test_a_timeout_of_a_step_of_its_own_is_not_its_time_limit(is_async: bool) ->
 
     with pytest.raises(TimeoutError, match=r"^the socket$"):
         work(thread_id="t")
+    engine.close()
+
+
+def test_functions_of_two_modules_do_not_take_up_each_others_runs() -> None:
+    engine = everstep.open("memory://").sync
+
+    def make(module: str) -> Any:
+        def main(run: everstep.SyncRun) -> str:
+            return module
+
+        main.__module__ = module
+        return main
+
+    engine.durable(make("one"), name="main")
+    engine.durable(make("one"), name="main")  # the module was loaded once more
+    with pytest.raises(everstep.InvalidInput, match=r"one and two both have a durable function 'main'"):
+        engine.durable(make("two"), name="main")
     engine.close()

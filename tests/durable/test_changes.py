@@ -716,3 +716,43 @@ async def _taken_up(engine: everstep.CheckpointEngine, thread_id: str) -> str:
     program = engine._programs.find((await engine.runs("paused"))[0].name)
     await running.take_part(functions.async_runner(engine, program), thread_id, None)
     return next(info.status for info in await engine.runs() if info.thread_id == thread_id)
+
+
+async def test_a_run_whose_compensation_is_cut_off_does_not_go_on_as_if_nothing_was_taken_back(
+    engine: everstep.CheckpointEngine,
+) -> None:
+    done: list[int] = []
+    is_down = True
+
+    def pay(amount: int) -> int:
+        done.append(amount)
+        return amount
+
+    def refund(amount: int) -> None:
+        if amount == 1 and is_down:
+            raise ConnectionError("down")
+        done.append(-amount)
+
+    @engine.durable
+    async def order(run: everstep.Run) -> list[int]:
+        paid = [await run.step(pay, amount, effect="once", undo=refund) for amount in (1, 2)]
+        await run.ask("Ship?")
+        return paid
+
+    handle = await order.start(thread_id="t")
+    await asyncio.wait([handle._task])
+    first = (await engine.list_time_travel_points("t"))[-1].checkpoint_id
+    with pytest.raises(ConnectionError):
+        await engine.rewind(first, compensate=True)
+
+    assert [info.status for info in await engine.runs()] == ["paused"]
+    with pytest.raises(everstep.EverstepError):
+        await engine.answer("t", "yes")
+    assert await engine.recover() == []
+    with pytest.raises(everstep.EverstepError, match=r"engine.rewind\('.*', compensate=True\)"):
+        await engine.resume("t")
+    is_down = False
+    assert (await engine.rewind(first, compensate=True)).compensated == ["pay"]
+    assert done == [1, 2, -2, -1]
+    assert [info.status for info in await engine.recover()] == ["waiting"]
+    assert done == [1, 2, -2, -1, 1, 2]

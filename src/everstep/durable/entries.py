@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
     @property
     def op(self) -> str:
-        """What kind of entry it is: start, step, ask, answer, event, sleep, now, end."""
+        """What kind of entry it is: start, step, ask, answer, event, sleep, now, end, taken back."""
         return str(self.about["op"])
 
     @property

@@ -23,6 +23,8 @@ class Journal:
         self.answers: dict[str, Entry] = {}
         self.again: set[str] = set()
         """Steps that ended the run by their failure, and are tried again."""
+        self.taken_back: Entry | None = None
+        """That its effects are being taken back, to rewind it."""
         self.forks: dict[str, str] = {}
         """Branches in which the run has gone on, each by the step that it begins before."""
         self.last_seq = 0
@@ -50,6 +52,8 @@ class Journal:
             self._events.setdefault(str(entry.about["event"]), []).append(entry)
         elif entry.op == "fork":
             self.forks[str(entry.about["before"])] = str(entry.about["to"])
+        elif entry.op == "taken back":
+            self.taken_back = entry
         elif entry.op == "resume":
             self._take_up(entry.about["again"])
         else:

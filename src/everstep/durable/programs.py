@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from everstep.durable.modules import lasting_name
 from everstep.errors import InvalidInput
 
 
@@ -25,6 +26,12 @@ class Programs:
 
     def add(self, program: Program) -> None:
         """Add a function, in the place of one with the same name: a module may be loaded twice."""
+        before = self._programs.get(program.name)
+        if before is not None and _module_of(before) != _module_of(program):
+            raise InvalidInput(
+                f"{_module_of(before)} and {_module_of(program)} both have a durable function {program.name!r}, and a "
+                "run is taken up by that name alone: give one of them a name of its own, engine.durable(name=...)"
+            )
         self._programs[program.name] = program
 
     def names(self) -> list[str]:
@@ -41,6 +48,10 @@ class Programs:
                 "the module that has it first"
             )
         return found if on_change is None else found._replace(on_change=checked_on_change(on_change))
+
+
+def _module_of(program: Program) -> str:
+    return lasting_name(str(getattr(program.function, "__module__", "")))
 
 
 def checked_on_change(on_change: object) -> str:

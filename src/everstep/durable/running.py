@@ -187,6 +187,12 @@ async def _journal_of(repository: Repository, head: Stored) -> Journal:
             "has lost its beginning: it is a branch of a thread that was deleted, with all that the run had recorded "
             "there. What it holds can still be read; to run it once more, start it in another thread",
         )
+    if found.taken_back is not None:
+        raise RunError(
+            thread_id,
+            "is being taken back, and some of its effects are undone: to go on, finish the rewind by "
+            f"engine.rewind({found.taken_back.about['to']!r}, compensate=True)",
+        )
     return found
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, cast
 
-from everstep.durable import journal, modules
+from everstep.durable import journal, modules, notes
 from everstep.durable.calling import AsyncFace, BlockingFace, Face, Options, call
 from everstep.durable.entries import ENTRIES, Entry
-from everstep.durable.live import repository_of
+from everstep.durable.live import repository_of, timeline_of
 from everstep.errors import CheckpointNotFound, EffectUnknown, HeadMoved, InvalidInput, RunHeld, RunLost, RunNotFound
 from everstep.history.adapter import adapter_of
 from everstep.repository.claims import Claims
 from everstep.repository.effects import Effect, Effects, host_of
 from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Query, Stored
+from everstep.timeline.store import StoreTimeline
 from everstep.types import RUN_KIND
 
 if TYPE_CHECKING:
@@ -96,6 +98,8 @@ async def compensate(engine: CheckpointEngine, target: Key, *, is_blocking: bool
         try:
             effects = Effects(repository, await host_of(repository, thread_id), claim)
             left = await _left_behind(repository, effects, target)
+            if left:
+                await _note(timeline_of(engine).behind(claim), thread_id, target)
             face: Face = AsyncFace()
             if is_blocking:
                 face = BlockingFace()
@@ -104,6 +108,19 @@ async def compensate(engine: CheckpointEngine, target: Key, *, is_blocking: bool
             return [str(effect.values["step"]) for effect, _ in left]
         finally:
             await claim.release("", None, begun=True)
+
+
+async def _note(timeline: StoreTimeline, thread_id: str, target: Key) -> None:
+    """Note on a run that it is being taken back.
+
+    If that is cut off, it must not go on as if its effects stood: nobody takes it up until it is rewound.
+    """
+    about = {"op": "taken back", "key": "taken back", "to": target.checkpoint_id}
+    changed = {"run_status": "paused", "run_waits": []}
+    note = notes.Note(about, changed, f"Taken back to {target.checkpoint_id}")
+    # The thread of a graph has no run: it goes on when somebody invokes the graph.
+    with contextlib.suppress(RunNotFound):
+        await notes.add(timeline, thread_id, lambda _: note)
 
 
 async def _undo(face: Face, effects: Effects, effect: Effect, undo: Callable[..., Any]) -> None:
