@@ -756,3 +756,34 @@ async def test_a_run_whose_compensation_is_cut_off_does_not_go_on_as_if_nothing_
     assert done == [1, 2, -2, -1]
     assert [info.status for info in await engine.recover()] == ["waiting"]
     assert done == [1, 2, -2, -1, 1, 2]
+
+
+async def test_what_is_performed_once_more_has_another_idempotency_key(engine: everstep.CheckpointEngine) -> None:
+    """A service would else answer with what was undone since, and nothing would be paid."""
+    keys: list[str] = []
+    is_cut_off = False
+
+    def pay() -> None:
+        keys.append(everstep.step_key())
+        if is_cut_off:
+            raise Killed
+
+    @engine.durable
+    async def order(run: everstep.Run) -> None:
+        await run.step(pay, effect="once", undo=str, on_unknown=lambda _: everstep.did_not_happen())
+
+    await order(thread_id="t")
+    first = (await engine.list_time_travel_points("t"))[-1].checkpoint_id
+    await engine.rewind(first, compensate=True)
+    is_cut_off = True
+    await killed(engine.resume("t"))
+    is_cut_off = False
+    await engine.resume("t")
+    assert keys[1] == keys[2] != keys[0]
+
+    branch = await engine.branch(first, "once more", effects="allow", thread_id="t")
+    is_cut_off = True
+    await killed(engine.resume(branch))
+    is_cut_off = False
+    await engine.resume(branch)
+    assert keys[3] == keys[4] not in keys[:3]

@@ -784,6 +784,19 @@ async def test_a_rewind_takes_back_what_it_leaves_behind_and_nothing_else(graphs
     assert world.calls == ["did pay 5"]
 
 
+@in_memory
+async def test_what_is_performed_once_more_has_another_idempotency_key(graphs: Graphs, world: World) -> None:
+    paying = Paying(graphs, world, undo=str)
+    await graphs.run(paying.graph, start())
+    before = await _checkpoint(graphs, paying.graph, "plan")
+    branch = await _branch(graphs, before, effects="allow")
+    await graphs.run(paying.graph, None, {"configurable": {"thread_id": branch}})
+    await _rewind(graphs, await _checkpoint(graphs, paying.graph, "pay"), compensate=True)
+    await graphs.run(paying.graph, None)
+    keys = [key for call, key in zip(world.calls, world.keys, strict=True) if call == "pay 5"]
+    assert len(set(keys)) == len(keys) == 3
+
+
 # -- types, and what is refused
 
 

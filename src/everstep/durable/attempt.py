@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import hashlib
 import logging
 import sys
 import threading
@@ -593,8 +594,8 @@ class Attempt:
             self._is_let_go = True
             raise Suspended
         await self._record_before_step()
-        made = self.step_key(key, arguments)
-        call = _Call(key, name, function, args, kwargs, arguments, options, made)
+        asked_as = self.step_key(key, arguments)
+        call = _Call(key, name, function, args, kwargs, arguments, options, asked_as, self._performed_as(asked_as, 0))
         if options.effect == "once":
             return await self._perform(call, undo, on_unknown)
         outcome = await self._called(call)
@@ -677,11 +678,20 @@ class Attempt:
         return self.program.on_change == "fork" or entry.key in self.journal.forks
 
     def step_key(self, key: str, arguments: Arguments) -> str:
-        """Return the idempotency key of a step: the same in every try, process and branch."""
+        """Return by what a step is known: the same in every try, process and branch."""
         # Made from the checkpoint that the run began with, which its branches have in common; the name of the
         # thread they have not.
         start = self.journal.beginning
         return f"{start.checkpoint.checkpoint_id}/{key}/{arguments.digest[:16]}"
+
+    def _performed_as(self, asked_as: str, times_undone: int) -> str:
+        """Return the idempotency key that a function is told: another one for what shall happen once more.
+
+        Otherwise a service would give the result of what was undone since, or was performed outside of this branch.
+        """
+        if self._repeats_effects:
+            asked_as = f"{asked_as}/{hashlib.sha256(self.thread_id.encode()).hexdigest()[:12]}"
+        return undoing.performed_as(asked_as, times_undone)
 
     # -- effects
 
@@ -691,6 +701,7 @@ class Attempt:
         with self._stopped_by_store():
             effects = await self._family()
             before = await effects.find(key)
+        call = call._replace(step_key=self._performed_as(call.asked_as, undoing.times_undone(before)))
         if before is not None:
             status = before.about["status"]
             if status == "failed" and call.key not in self.journal.again:
@@ -720,9 +731,9 @@ class Attempt:
 
     def _remember_undo(self, undo: Callable[..., Any], key: str, arguments: Arguments) -> None:
         """Note what takes an effect back, also if another process or the thread that this one left has performed it."""
-        step_key = self.step_key(key, arguments)
+        asked_as = self.step_key(key, arguments)
         for each in (key, self._effect_key(key)):
-            undoing.remember_again(undo, each, step_key)
+            undoing.remember_again(undo, each, asked_as)
 
     async def _end_effect(
         self, effects: Effects, effect: Effect, call: _Call, outcome: calling.Outcome
@@ -769,13 +780,14 @@ class Attempt:
             "thread": self.thread_id,
             "name": call.name,
             "undo": None,
+            "undone": undoing.times_undone(before),
             "begun": 1,
         }
         if undo is not None:
-            about["undo"] = undoing.remember(undo, key, call.step_key)
+            about["undo"] = undoing.remember(undo, key, call.asked_as)
         if before is not None:
             about["begun"] = int(before.about["begun"]) + 1
-        values = {"step": call.key, "step_key": call.step_key, **call.arguments.shown}
+        values = {"step": call.key, "step_key": call.step_key, "asked_as": call.asked_as, **call.arguments.shown}
         # The name of the intent is taken if another process has begun this effect since it was looked for.
         try:
             with self._stopped_by_store():
@@ -973,7 +985,9 @@ class _Call(NamedTuple):
     kwargs: Mapping[str, Any]
     arguments: Arguments
     options: Options
+    asked_as: str
     step_key: str
+    """The idempotency key that its function is told."""
 
 
 class Keys:

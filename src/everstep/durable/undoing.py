@@ -34,19 +34,34 @@ _LOCAL = "<locals>"
 _LEASE_SECONDS = 30.0
 
 
-def remember(function: Callable[..., Any], key: str, step_key: str) -> str:
+def times_undone(before: Effect | None) -> int:
+    """Return how often an effect has been taken back, so that it may be performed once more."""
+    if before is None:
+        return 0
+    times = int(before.about["undone"])
+    if before.about["status"] == "undone":
+        times += 1
+    return times
+
+
+def performed_as(asked_as: str, times_undone: int) -> str:
+    """Return the idempotency key of an effect, which is another one for each time that it shall happen."""
+    return f"{asked_as}/{times_undone + 1}" if times_undone else asked_as
+
+
+def remember(function: Callable[..., Any], key: str, asked_as: str) -> str:
     """Note what takes an effect back that is about to be performed, and return its name for other processes."""
     path = _path_of(function)
-    _known[key, step_key, path] = function
+    _known[key, asked_as, path] = function
     while len(_known) > _KNOWN_MAX:
         _known.popitem(last=False)
     return path
 
 
-def remember_again(function: Callable[..., Any], key: str, step_key: str) -> None:
+def remember_again(function: Callable[..., Any], key: str, asked_as: str) -> None:
     """Note what takes an effect back, if this process has not performed it: its step was replayed."""
-    if (key, step_key, _path_of(function)) not in _known:
-        remember(function, key, step_key)
+    if (key, asked_as, _path_of(function)) not in _known:
+        remember(function, key, asked_as)
 
 
 def _path_of(function: Callable[..., Any]) -> str:
@@ -63,7 +78,7 @@ def _path_of(function: Callable[..., Any]) -> str:
 def _function(effect: Effect) -> Callable[..., Any] | None:
     """Return what takes an effect back: the very function that was named with it."""
     path = str(effect.about["undo"])
-    known = _known.get((str(effect.about["key"]), str(effect.values["step_key"]), path))
+    known = _known.get((str(effect.about["key"]), str(effect.values["asked_as"]), path))
     if known is not None:
         return known
     module, _, name = path.partition(":")

@@ -8,6 +8,7 @@ stands. See `repository/effects.py`.
 from __future__ import annotations
 
 import contextvars
+import hashlib
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -132,13 +133,16 @@ class Steps:
         await self._until_stored()
         host, repeating = await self._family()
         key = call.chosen if call.chosen is not None else f"{await self._place()}/{call.key}"
-        step_key = f"{host}/{key}/{arguments.digest[:16]}"
+        asked_as = f"{host}/{key}/{arguments.digest[:16]}"
         if repeating is not None:
             key = f"{repeating}\n{key}"
+            # What shall happen once more is not what happened outside of this branch.
+            asked_as = f"{asked_as}/{hashlib.sha256(repeating.encode()).hexdigest()[:12]}"
         if call.undo is not None:
-            undoing.remember_again(call.undo, key, step_key)
+            undoing.remember_again(call.undo, key, asked_as)
         effects = Effects(self._repository, host, self._threads.fence)
         before = await effects.find(key)
+        step_key = undoing.performed_as(asked_as, undoing.times_undone(before))
         status = before.about["status"] if before is not None else ""
         if before is not None and status in ("begun", "done", "failed"):
             if before.about["args"] != arguments.digest:
@@ -152,7 +156,7 @@ class Steps:
             if answer["happened"]:
                 await effects.end(before, "done", self._packed(call, answer.get("result")))
                 return answer.get("result")
-        begun = await self._begin(effects, key, call, arguments, step_key, before)
+        begun = await self._begin(effects, key, call, arguments, asked_as, before)
         outcome = await self._called(call, step_key)
         return await self._end(effects, begun, call, arguments, outcome)
 
@@ -168,19 +172,21 @@ class Steps:
         return found.about.get("task") != self._node.task_id or self._node.has_ended_by(call.key)
 
     async def _begin(
-        self, effects: Effects, key: str, call: Call, arguments: Arguments, step_key: str, before: Effect | None
+        self, effects: Effects, key: str, call: Call, arguments: Arguments, asked_as: str, before: Effect | None
     ) -> Effect:
         about = {
             "args": arguments.digest,
             "thread": self._node.thread_id,
             "name": call.name,
-            "undo": undoing.remember(call.undo, key, step_key) if call.undo is not None else None,
+            "undo": undoing.remember(call.undo, key, asked_as) if call.undo is not None else None,
+            "undone": undoing.times_undone(before),
             "task": self._node.task_id,
             "checkpoint": self._node.checkpoint.checkpoint_id,
             "kind": KIND,
             "begun": _begun(before) + 1,
         }
-        values = {"step": key, "step_key": step_key, **arguments.shown}
+        step_key = undoing.performed_as(asked_as, undoing.times_undone(before))
+        values = {"step": key, "step_key": step_key, "asked_as": asked_as, **arguments.shown}
         try:
             return await effects.begin(key, about, values, before)
         except IdTaken:
