@@ -136,6 +136,15 @@ def test_an_unknown_profile_lists_the_known_ones(run: Run, tmp_path: Path) -> No
     assert "known are: staging" in done.err
 
 
+def test_a_misspelt_entry_is_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "everstep.toml").write_text('stroe = "s.db"\n')
+
+    done = run("threads")
+
+    assert done.code == 2
+    assert "there is no entry 'stroe'; the entries are store, retention, options, profiles" in done.err
+
+
 def test_a_store_that_is_not_there_is_not_made(run: Run, tmp_path: Path) -> None:
     done = run("gc", "--store", tmp_path / "new.db", "--json")
 

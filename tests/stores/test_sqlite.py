@@ -96,6 +96,29 @@ def test_a_branch_asks_what_it_begins_with_and_for_its_new_thread_once(engine: e
     assert len([sql for sql in asked if sql.startswith("SELECT")]) == 3
 
 
+_HOLD = """
+import sqlite3, sys
+other = sqlite3.connect(sys.argv[1], isolation_level=None)
+other.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_only_reads_does_not_wait_for_the_lock_of_another_process_to_close(path: Path) -> None:
+    with everstep.open(f"sqlite:///{path}").sync as engine:
+        fill(engine, "t", 1)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    # Whoever wrote would wait for a day.
+    with everstep.open(f"sqlite:///{path}", busy_timeout_seconds=86_400).sync as engine:
+        assert engine.get_latest("t") is not None
+    holder.communicate()
+
+
 def test_two_processes_number_their_operations_in_turn(engine: everstep.SyncEngine, path: Path) -> None:
     here = engine.append("t", [{"role": "user", "content": "hello"}])
     code = "import everstep, sys; everstep.open(sys.argv[1]).sync.branch(sys.argv[2], 'theirs')"

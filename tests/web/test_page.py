@@ -341,6 +341,31 @@ def test_filters_say_how_many_and_what_they_hide(shared: str, visit: Visit) -> N
     expect(page.get_by_text("No checkpoint passes the filter")).to_be_visible()
 
 
+def test_a_filter_looks_at_all_of_a_long_history(tmp_path: Path, visit: Visit) -> None:
+    path = tmp_path / "long.db"
+    long_history.fill(path, "long", 12_000)
+    with served(path) as address:
+        page = visit(f"{address}/t/long")
+        page.get_by_label("Only checkpoints that changed").fill("no such words")
+        page.keyboard.press("Enter")
+        # More than one answer of the server can look at.
+        expect(page.locator(".empty")).to_contain_text(
+            "12,000 checkpoints of this thread are left out by the words", timeout=60_000
+        )
+        page.close()
+
+
+def test_a_search_in_a_long_history_can_be_stopped(long: str, visit: Visit) -> None:
+    page = visit(f"{long}/t/nightly-eval")
+    page.get_by_label("Only checkpoints that changed").fill("no such words")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Stop").click(timeout=30_000)
+    expect(page.get_by_text("None found so far")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="of 100,000 checkpoints looked at")).to_be_visible()
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_text("Searching")).to_be_visible()
+
+
 # -- folding
 
 
@@ -475,7 +500,7 @@ def test_two_checkpoints_are_compared(shared: str, visit: Visit) -> None:
     expect(page.locator(".changes")).to_contain_text("against parent #8")
     rows(page).nth(4).click(modifiers=["Control"])
     expect(page).to_have_url(re.compile("vs="))
-    expect(page.locator(".changes-top")).to_contain_text("from #3 to #9")
+    expect(page.locator(".changes-top")).to_contain_text("from scenic #3 to #9")
     expect(page.locator(".row.compared")).to_have_count(1)
     page.get_by_role("button", name="Patch").click()
     expect(page.locator(".patch")).to_contain_text('"op": "add"')
@@ -770,6 +795,7 @@ def test_a_merge_with_a_conflict(own: str, path: Path, visit: Visit) -> None:
     page = visit(f"{own}/t/{STORY}")
     expect(rows(page).first).to_be_visible()
     expect(page.get_by_role("button", name="Fork from here")).to_be_visible()  # it is known that it may write
+    page.get_by_role("radio", name="Patch").or_(page.get_by_role("button", name="Patch")).first.click()
     page.keyboard.press("Shift+M")
     dialog = page.get_by_role("dialog", name="Merge")
     dialog.get_by_label("Take what was done in").select_option(other)
@@ -932,7 +958,8 @@ def test_a_thread_is_deleted_when_its_name_is_written(own: str, path: Path, visi
     delete = window.get_by_role("button", name="Delete for good")
     expect(delete).to_be_disabled()
     unusable = delete.evaluate(COLOUR)
-    window.get_by_role("textbox").fill(STORY)
+    expect(window.get_by_role("textbox")).to_be_focused()
+    page.keyboard.type(STORY)
     expect(delete).to_be_enabled()
     assert delete.evaluate(COLOUR) != unusable  # nobody presses in vain what looks as if it could be
     expect(page.locator(".thread-size").last).not_to_be_empty()  # else it is asked for when it is gone
@@ -1061,6 +1088,17 @@ def test_read_only_offers_nothing_that_changes(path: Path, visit: Visit) -> None
         page.context.close()
 
 
+def test_the_result_of_an_earlier_step_is_not_shown_as_that_of_this_one(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}?tab=step")
+    panel = page.get_by_role("tabpanel")
+    expect(selected(page)).to_contain_text("Merge scenic")
+    expect(panel.get_by_role("heading", name="Result of an earlier step")).to_be_visible()
+    expect(panel.get_by_role("heading", name="Output")).to_have_count(0)
+    page.get_by_role("option").filter(has_text="boats answered").first.click()
+    expect(panel.get_by_role("heading", name="Output")).to_be_visible()
+    expect(panel.get_by_role("heading", name="Result of an earlier step")).to_have_count(0)
+
+
 # -- durable runs
 
 
@@ -1174,6 +1212,20 @@ def test_storage_and_what_would_go(own: str, visit: Visit) -> None:
     expect(page.get_by_role("button", name=re.compile("^Remove"))).to_be_visible()
     page.get_by_role("button", name="Verify now").click()
     expect(page.get_by_text("All is as it was written")).to_be_visible()
+
+
+def test_storage_tells_the_size_of_every_thread(tmp_path: Path, visit: Visit) -> None:
+    """Also of those that the list beside it does not show."""
+    path = tmp_path / "many.db"
+    with everstep.open(path).sync as engine:
+        for number in range(60):
+            engine.append(f"thread {number}", [{"role": "user", "content": "hello"}])
+    with served(path) as address:
+        page = visit(f"{address}/storage")
+        sizes = page.locator(".shares tbody tr td:nth-of-type(2)")
+        expect(sizes).to_have_count(50)
+        expect(sizes.filter(has_text=re.compile(r"\d"))).to_have_count(50, timeout=30_000)
+        page.close()
 
 
 def test_a_damaged_store_is_verified_though_it_cannot_be_measured(path: Path, browser: Browser) -> None:

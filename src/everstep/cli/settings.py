@@ -26,6 +26,7 @@ from everstep.opening.addresses import place_of
 
 STORE_VARIABLE = "EVERSTEP_STORE"
 PROFILE_VARIABLE = "EVERSTEP_PROFILE"
+_ENTRIES = ("store", "retention", "options", "profiles")
 
 
 class File(NamedTuple):
@@ -116,6 +117,9 @@ def _from_profile(profile: str, files: list[File]) -> Settings:
 
 
 def _settings_of(file: File) -> Settings:
+    unknown = sorted(map(str, file.table.keys() - set(_ENTRIES)))
+    if unknown:
+        raise InvalidInput(f"{file.path}: there is no entry {unknown[0]!r}; the entries are {', '.join(_ENTRIES)}")
     store = file.table.get("store", "")
     options = file.table.get("options", {})
     retention = file.table.get("retention", {})

@@ -11,6 +11,7 @@ from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Loaded, Query, Stored
 from everstep.views import rows
 from everstep.views.changes import ref_of
+from everstep.views.differences import changed_since_parent
 from everstep.views.history import look
 from everstep.views.json_values import to_json
 from everstep.views.paths import token_of
@@ -55,9 +56,21 @@ async def detail(engine: CheckpointEngine, ref: Ref) -> dict[str, Any]:
         "state_keys": _keys(values),
         "writes": pending,
         "tools_result": to_json(values.tools_result, max_bytes=_VALUE_BYTES_MAX),
+        "tools_result_is_own": await _has_own_result(repository, stored, row),
         "error": _error(stored, seen, values),
         "copy": _copies(key),
     }
+
+
+async def _has_own_result(repository: Repository, stored: Stored, row: Mapping[str, Any]) -> bool:
+    """Whether the result of tools came with this checkpoint; else it stands there since an earlier one."""
+    if row["kind"] in ("merge", "fork"):
+        return False
+    # The same call may have had the same result before.
+    if row["kind"] == "tool" or not stored.record.parents:
+        return True
+    changed = (await changed_since_parent(repository, [stored])).get(stored.record.key)
+    return changed is not None and changed.has_results
 
 
 def _keys(values: Values) -> list[str]:

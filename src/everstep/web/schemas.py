@@ -156,6 +156,7 @@ SCHEMAS: dict[str, Schema] = {
         state_keys=_list(TEXT),
         writes=_list(ANY),
         tools_result=ANY,
+        tools_result_is_own=FLAG,
         error=_or_null(OBJECT),
         copy=_object("The same elsewhere.", python=TEXT, cli=TEXT, curl=TEXT),
     ),

@@ -61,7 +61,8 @@ def show(common: Common, ref: str, state: bool, messages: bool, io: bool, stat: 
         if not stat:
             show_changes(output, changed)
         if io:
-            parts = {"Result of tools": "tools_result", "Pending writes": "writes", "Error": "error"}
+            title = "Result of tools" if found["tools_result_is_own"] else "Result of tools, of an earlier step"
+            parts = {title: "tools_result", "Pending writes": "writes", "Error": "error"}
             for title, name in parts.items():
                 if found[name]:
                     show_json(output, title, found[name])

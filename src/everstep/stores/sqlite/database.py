@@ -63,6 +63,7 @@ _RESERVE_FROM_PAGES = 2048
 _STEP_PAGES = 128  # that a small deletion writes
 SHRINK_PAGES = 2000  # given back in one commit
 _READERS_IDLE_MAX = 8
+_CLOSING_SECONDS = 0.5  # to wait for others before the log is moved into the file
 _OVERWRITTEN = (
     "the file {} was overwritten while it was open, as by copying a backup over it. Nothing is written to it any more: "
     "close the store in every process and open it anew. Next time close it first, and remove its -wal and -shm files"
@@ -176,8 +177,8 @@ class Database:
         if last:
             self._wal.is_due = True
             try:
-                # Runs after everybody who came before.
-                self.queue.do(self._own_job(lambda _: None))
+                # Runs after everybody who came before. If another process has the file locked, the log stays for it.
+                self.queue.do(Job(lambda _: None, "", deadlines.end_of(_CLOSING_SECONDS)))
             except EverstepError:
                 pass  # a file that cannot be written any more can still be let go
         with self._idle:

@@ -8,9 +8,12 @@ import { Block, Chip, CopyButton, Empty, IconButton, Key, Loading, LongText, Seg
 const SIGNS = { added: "+", removed: "−", changed: "~", edited: "~" };
 const form = signal("list");
 
+// Steps are counted in each branch: of another one than is open, its name belongs to the number.
+const numberOf = (step, thread) => `${thread === route.value.thread ? "" : `${labelOf(thread)} `}#${step}`;
+
 const nameOf = (id) => {
   const row = rows.value?.rowOf(id);
-  return row ? `#${row.step}` : shortId(id);
+  return row ? numberOf(row.step, row.thread_id) : shortId(id);
 };
 
 // What the changes are against where nobody chose anything else. A branch begins at a checkpoint of another thread.
@@ -109,25 +112,26 @@ function counted(changes) {
   return Object.entries(counts).map(([op, n]) => `${n} ${op}`).join(", ");
 }
 
-const Section = ({ title, changes }) => changes.length > 0 && html`${title && html`<h3 class="section">${title} <span>${counted(changes).replace("edited", "changed")}</span></h3>`}
-  ${form.value === "sides" ? html`<${SideBySide} changes=${changes} />` : changes.map((change) => html`<${StateChange} key=${change.path} change=${change} />`)}`;
+const Section = ({ title, changes, shape }) => changes.length > 0 && html`${title && html`<h3 class="section">${title} <span>${counted(changes).replace("edited", "changed")}</span></h3>`}
+  ${shape === "sides" ? html`<${SideBySide} changes=${changes} />` : changes.map((change) => html`<${StateChange} key=${change.path} change=${change} />`)}`;
 
-export function ChangeList({ found }) {
+// `shape`: as a list, side by side or as a patch; as somebody has chosen, where there is something to choose.
+export function ChangeList({ found, shape = "list" }) {
   const values = found.state ?? [];
   const messages = found.messages ?? [];
   const state = values.filter((change) => !change.path.startsWith("tools_result"));
   const results = values.filter((change) => change.path.startsWith("tools_result"));
   if (!values.length && !messages.length) return html`<${Empty} title="No difference"><p>State, messages and results are the same.</p><//>`;
-  if (form.value === "patch" && !found.patch) return html`<${Empty} title="Too large to show"><p>The patch has ${plural(found.patch_operations ?? 0, "operation")}. The command prints all of it: <code>everstep diff --patch</code></p><//>`;
-  if (form.value === "patch") return html`<div class="patch"><${CopyButton} text=${() => JSON.stringify(found.patch, null, 2)} label="Copy the patch" /><${Block} text=${json(found.patch, 2)} /></div>`;
+  if (shape === "patch" && !found.patch) return html`<${Empty} title="Too large to show"><p>The patch has ${plural(found.patch_operations ?? 0, "operation")}. The command prints all of it: <code>everstep diff --patch</code></p><//>`;
+  if (shape === "patch") return html`<div class="patch"><${CopyButton} text=${() => JSON.stringify(found.patch, null, 2)} label="Copy the patch" /><${Block} text=${json(found.patch, 2)} /></div>`;
   return html`
-    <${Section} title="State" changes=${state} />
+    <${Section} title="State" changes=${state} shape=${shape} />
     ${messages.length > 0 &&
     html`<h3 class="section">Messages <span>${counted(messages)}</span></h3>
       ${messages.map((change, number) => html`<${MessageChange} key=${number} change=${change} />`)}`}
     ${results.length > 0 && (state.length || messages.length)
-      ? html`<details class="results"><summary>Results <span>${counted(results).replace("edited", "changed")}</span></summary><${Section} title="" changes=${results} /></details>`
-      : html`<${Section} title="Results" changes=${results} />`}
+      ? html`<details class="results"><summary>Results <span>${counted(results).replace("edited", "changed")}</span></summary><${Section} title="" changes=${results} shape=${shape} /></details>`
+      : html`<${Section} title="Results" changes=${results} shape=${shape} />`}
     ${found.more && html`<p class="hint">More was changed than is shown here.</p>`}
   `;
 }
@@ -158,9 +162,9 @@ export function Changes({ data }) {
   return html`<div class="changes">
     <div class="changes-top">
       ${!vs && html`<${Parent} data=${data} />`}
-      ${vs && isChoosing && html`<span class="choosing">Choose another row to compare <b>${nameOf(vs)}</b> with.</span><button type="button" class="small narrow-only" onClick=${() => go({ id: null })}>Show the rows</button>`}
+      ${vs && isChoosing && html`<span class="choosing">Choose another row to compare <b>${visible(nameOf(vs))}</b> with.</span><button type="button" class="small narrow-only" onClick=${() => go({ id: null })}>Show the rows</button>`}
       ${vs && !isChoosing &&
-      html`<span>from <${Jump} id=${vs}>${nameOf(vs)}<//> to <b>#${data.step}</b></span>
+      html`<span>from <${Jump} id=${vs}>${visible(nameOf(vs))}<//> to <b dir="auto">${visible(numberOf(data.step, data.thread_id))}</b></span>
         <${IconButton} icon="swap" label="The other way round" className="quiet" onClick=${() => go({ id: vs, vs: data.id })} />`}
       ${vs && html`<${IconButton} icon="close" label="Compare with the parent again" className="quiet" onClick=${() => go({ vs: null })} />`}
       <span class="spacer"></span>
@@ -168,7 +172,7 @@ export function Changes({ data }) {
     </div>
     ${error && html`<${Trouble} error=${error} />`}
     ${!isChoosing && !error && !found && html`<${Loading} lines=${4} />`}
-    ${!isChoosing && !error && found && html`<div class=${isCurrent ? "" : "old"}><${ChangeList} found=${found} /></div>`}
+    ${!isChoosing && !error && found && html`<div class=${isCurrent ? "" : "old"}><${ChangeList} found=${found} shape=${form.value} /></div>`}
   </div>`;
 }
 

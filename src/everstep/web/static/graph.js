@@ -502,6 +502,21 @@ function NothingLeft({ made }) {
   <//>`;
 }
 
+// None of those that were looked at passes the filter. If there are more they are looked at, too.
+function NothingYet({ made }) {
+  made.version.value;
+  const [isStopped, setStopped] = useState(false);
+  const looked = made.hiddenByFilter;
+  useEffect(() => {
+    if (made.cursor && !isStopped) made.loadNext();
+  }, [made, looked, isStopped]);
+  if (!made.cursor) return html`<${NothingLeft} made=${made} />`;
+  return html`<${Empty} title=${isStopped ? "None found so far" : "Searching…"}>
+    <p role="status">${count(looked)} of ${plural(made.total, "checkpoint")} looked at.</p>
+    <p><button type="button" onClick=${() => setStopped(!isStopped)}>${isStopped ? "Go on" : "Stop"}</button></p>
+  <//>`;
+}
+
 const Gone = ({ name }) => html`<${Empty} title="This thread is gone">
   <p><b dir="auto">${visible(labelOf(name))}</b> was deleted while you looked at it. Its branches are threads of their own, and stay.</p>
   <p><button type="button" onClick=${openStart}>Show all threads</button></p>
@@ -575,7 +590,7 @@ export function Graph() {
     ${made.error && !made.isReady && html`<${NoHistory} made=${made} />`}
     ${made.error && isShown && html`<div class="no-rows"><${Trouble} error=${made.error} retry=${() => made.renew()} /></div>`}
     ${!made.isReady && !made.error && html`<div class="rows-loading"><${Loading} lines=${12} /></div>`}
-    ${isShown && made.isReady && made.count === 0 && (made.isFiltered ? html`<${NothingLeft} made=${made} />` : html`<${Empty} title="No checkpoints">
+    ${isShown && made.isReady && made.count === 0 && (made.isFiltered ? html`<${NothingYet} key=${name} made=${made} />` : html`<${Empty} title="No checkpoints">
       <p>This thread has none, or they are all hidden by a rewind.</p>
       <p><button type="button" onClick=${() => set({ hidden: true })}>Show hidden ones</button></p><//>`)}
     ${made.isReady && made.count > 0 && html`<${List} key=${name} made=${made} />`}

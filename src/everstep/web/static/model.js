@@ -116,26 +116,31 @@ const SIZED_STEPS_MAX = 5000;
 const SIZED_AGAIN_MS = 30_000;
 const SIZED_AFTER_MS = 400;
 export const sizes = signal({}); // by thread: { head, bytes, full, at }
-const unsized = new Map(); // threads in view whose size is not known yet
+const unsized = new Map(); // threads in view whose size is not known yet -> who looks at them
 let isSizing = false;
 
 export const isTooLongToSize = ({ steps }) => steps > SIZED_STEPS_MAX;
 
-export function wantSize(item, { isAsked = false } = {}) {
+export function wantSize(item, by, { isAsked = false } = {}) {
   const { thread_id: name, head } = item;
   const known = sizes.peek()[name];
   if ((isTooLongToSize(item) && !isAsked) || known?.head === head || (known && Date.now() - known.at < SIZED_AGAIN_MS)) return;
-  unsized.set(name, head);
+  const lookers = unsized.get(name)?.lookers ?? new Set();
+  unsized.set(name, { head, lookers: lookers.add(by) });
   if (isSizing) return;
   isSizing = true;
   setTimeout(measure, SIZED_AFTER_MS);
 }
 
-export const leaveSize = (name) => unsized.delete(name);
+export function leaveSize(name, by) {
+  const lookers = unsized.get(name)?.lookers;
+  lookers?.delete(by);
+  if (!lookers?.size) unsized.delete(name);
+}
 
 async function measure() {
   while (unsized.size) {
-    const [name, head] = unsized.entries().next().value;
+    const [name, { head }] = unsized.entries().next().value;
     unsized.delete(name);
     let found = {};
     try {

@@ -191,7 +191,9 @@ export class Rows {
     const query = { thread: this.thread, limit: PAGE, cursor: this.cursor, ...this.filter };
     this.next = get("history", query)
       .then((page) => {
+        const looked = this.hiddenByFilter;
         this.take(page, this.items.size);
+        this.hiddenByFilter += looked;
         this.cursor = page.cursor;
       })
       .catch((error) => {

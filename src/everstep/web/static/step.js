@@ -26,7 +26,8 @@ function inAndOut(result) {
 
 export function Step({ data }) {
   const error = data.error;
-  const { input, output } = inAndOut(data.tools_result);
+  const isOwn = data.tools_result_is_own;
+  const { input, output } = isOwn ? inAndOut(data.tools_result) : { input: null, output: null };
   return html`<div class="step">
     ${error &&
     html`<div class="failure" role="note">
@@ -53,6 +54,7 @@ export function Step({ data }) {
       ${data.children?.length > 0 && html`<${Fact} name=${data.children.length > 1 ? "children" : "child"}>${data.children.map((other) => html`<${CheckpointLink} to=${other} /> `)}<//>`}
       ${data.tags?.length > 0 && html`<${Fact} name="tags">${data.tags.map((tag) => html`<${Chip} key=${tag} text=${tag} /> `)}<//>`}
     </dl>
+    ${!isOwn && html`<${Part} title="Result of an earlier step" value=${data.tools_result} note="tools_result, carried along" />`}
     <${Part} title="Metadata" value=${data.metadata} />
     <${Part} title="Pending writes" value=${data.writes} note="of a LangGraph thread" />
   </div>`;

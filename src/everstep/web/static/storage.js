@@ -56,7 +56,7 @@ export function Sizes({ thread = null }) {
   const full = found.full_bytes ?? found.full_copies_bytes ?? 0;
   return html`<div class="sizes">
     <div class="figures">
-      ${!thread && html`<${Figure} label="threads" value=${count(found.threads)} />`}
+      ${!thread && html`<${Figure} label=${found.threads === 1 ? "thread" : "threads"} value=${count(found.threads)} />`}
       <${Figure} label="checkpoints" value=${count(found.checkpoints)} />
       <${Figure} label="stored" value=${bytes(stored)} />
       ${full > 0 && html`<${Figure} label="as full copies" value=${bytes(full)} note=${stored ? `${(full / stored).toFixed(1)} times as much` : ""} />`}
@@ -92,8 +92,8 @@ export function Sizes({ thread = null }) {
 // copies would take.
 function Shares({ items }) {
   useEffect(() => {
-    for (const item of items) wantSize(item);
-    return () => items.forEach((item) => leaveSize(item.thread_id));
+    for (const item of items) wantSize(item, "shares");
+    return () => items.forEach((item) => leaveSize(item.thread_id, "shares"));
   }, [items]);
   const sized = items.map((item) => ({ ...item, ...(sizes.value[item.thread_id] ?? {}) }));
   const most = Math.max(1, ...sized.map((item) => item.bytes ?? 0));
@@ -103,7 +103,7 @@ function Shares({ items }) {
       ${sized.toSorted((a, b) => b.steps - a.steps).map((item) => html`<tr key=${item.thread_id}>
         <th scope="row"><a href=${address({ thread: item.thread_id })} dir="auto" title=${visible(item.thread_id)} onClick=${follow(() => ((dialog.value = null), openThread(item.thread_id)))}>${visible(item.name)}</a></th>
         <td>${count(item.steps)}</td>
-        <td>${item.bytes == null && isTooLongToSize(item) ? html`<button type="button" class="link" onClick=${() => wantSize(item, { isAsked: true })}>measure</button>` : bytes(item.bytes)}</td>
+        <td>${item.bytes == null && isTooLongToSize(item) ? html`<button type="button" class="link" onClick=${() => wantSize(item, "shares", { isAsked: true })}>measure</button>` : bytes(item.bytes)}</td>
         <td>${item.bytes && item.full ? `${(item.full / item.bytes).toFixed(1)} ×` : ""}</td>
         <td>${item.bytes != null && html`<span class="share" style=${{ width: `${((item.bytes ?? 0) / most) * 100}%` }}></span>`}</td>
       </tr>`)}

@@ -77,13 +77,13 @@ function Thread({ item }) {
   const element = useRef(null);
   useEffect(() => {
     const observer = new IntersectionObserver((seen) => {
-      if (seen.at(-1).isIntersecting) wantSize(item);
-      else leaveSize(item.thread_id);
+      if (seen.at(-1).isIntersecting) wantSize(item, "list");
+      else leaveSize(item.thread_id, "list");
     });
     observer.observe(element.current);
     return () => {
       observer.disconnect();
-      leaveSize(item.thread_id);
+      leaveSize(item.thread_id, "list");
     };
   }, [item.thread_id, item.head]);
   const size = sizes.value[item.thread_id]?.bytes;
