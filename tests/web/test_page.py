@@ -641,6 +641,11 @@ def test_it_says_what_cannot_be_found(shared: str, browser: Browser) -> None:
     expect(selected(page)).to_contain_text("Merge scenic")
     page.goto(f"{shared}/t/{STORY}/c/nothing")
     expect(page.locator(".detail").get_by_role("alert")).to_contain_text("nothing")
+    page.get_by_role("button", name="Show the newest checkpoint").click()
+    expect(page.locator(".detail h2")).to_contain_text("Merge scenic")
+    page.goto(f"{shared}/t/no-such-thread-at-all")
+    page.get_by_role("button", name="Show all threads").click()
+    expect(page).to_have_url(f"{shared}/")
     page.close()
 
 

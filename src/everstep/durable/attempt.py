@@ -1032,9 +1032,10 @@ class Keys:
 
 def _worker() -> Worker:
     """Return the task, or else the thread, in which this is called."""
-    task: asyncio.Task[Any] | None = None
-    with contextlib.suppress(RuntimeError):  # no loop is running
+    try:
         task = asyncio.current_task()
+    except RuntimeError:  # no loop is running
+        task = None
     return task or threading.current_thread()
 
 

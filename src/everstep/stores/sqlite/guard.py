@@ -10,10 +10,13 @@ Or somebody removes the log, which is there as long as the file is open.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 from everstep.stores.sqlite.raw import RawFile, WalState
+
+_TICK_NS = 50_000_000
 
 
 class _Seen(NamedTuple):
@@ -30,6 +33,8 @@ class FileGuard:
         """`raw` belongs to a connection that stays open as long as the guard is used, and has read something."""
         self._path, self._raw = str(path), raw
         self._log_path = f"{os.path.realpath(path)}-wal"
+        self._folder_path = os.path.dirname(self._log_path)
+        self._folder_seen = 0
         self._log = self._log_now()
         self._seen: _Seen | None = None
         self.note()
@@ -83,7 +88,21 @@ class FileGuard:
 
     def has_log(self) -> bool:
         """Whether the log that is written has its name still: what is in a removed one goes when it is closed."""
-        return self._log is None or self._log_now() == self._log
+        if self._log is None:
+            return True
+        # Every commit asks, and to look at a file between two writes makes the second dearer: the system has to note
+        # its time anew. Nothing is removed or made without a change of the folder.
+        try:
+            folder = os.stat(self._folder_path).st_mtime_ns
+        except OSError:
+            return False
+        if folder == self._folder_seen:
+            return True
+        is_there = self._log_now() == self._log
+        # What changes soon after has the same time, where the clock of the file system is a coarse one.
+        if is_there and time.time_ns() - folder > _TICK_NS:
+            self._folder_seen = folder
+        return is_there
 
     def has_another_log(self) -> bool:
         """Whether somebody has begun a log under the name of the one that was removed."""

@@ -109,6 +109,7 @@ export function Detail() {
     <div class="detail-top">
       <a class="back narrow-only" href=${address({ ...route.value, id: null })} aria-label="Back to the history" onClick=${follow(() => go({ id: null }))}><${Icon} name="back" /> History</a>
       ${error && html`<${Trouble} error=${error} />`}
+      ${error?.status === 404 && html`<p class="wide-only"><button type="button" onClick=${() => go({ id: null, vs: null })}>Show the newest checkpoint</button></p>`}
       ${!data && !error && html`<${Loading} lines=${3} />`}
       ${data &&
       html`<h2 dir="auto"><span class=${`row-kind ${data.kind}`} title=${NAMES[data.kind]}><${Icon} name=${data.kind} /></span>

@@ -529,6 +529,7 @@ function NoHistory({ made }) {
   return html`<div class="no-history">
     <${Trouble} error=${similar.length ? { message: error.message } : error} retry=${error.status === 404 ? null : () => made.load(0)} />
     ${similar.length > 0 && html`<ul>${similar.slice(0, 5).map((name) => html`<li key=${name}><a href=${address({ thread: name })} dir="auto" onClick=${follow(() => openThread(name))}>${visible(name)}</a></li>`)}</ul>`}
+    ${error.status === 404 && html`<button type="button" onClick=${openStart}>Show all threads</button>`}
   </div>`;
 }
 
