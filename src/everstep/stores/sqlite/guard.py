@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from everstep.stores.sqlite.raw import RawFile, WalState
 
-_TICK_NS = 50_000_000
+_TICK_NS = 20_000_000
 
 
 class _Seen(NamedTuple):
