@@ -63,7 +63,8 @@ def test_every_module_is_loaded_ahead() -> None:
 
 
 def test_the_page_is_small() -> None:
-    assert sum(file.stat().st_size for file in FILES) < 300_000
+    """All that a browser may ask for, before it is compressed."""
+    assert sum(file.stat().st_size for file in FILES if file.name != "LICENCES.txt") < 290_000
 
 
 def test_files_are_served_with_their_types(client: TestClient) -> None:
