@@ -114,7 +114,11 @@ def test_killed_at_any_point_the_agent_charges_once(trial: Callable[[str], Trial
     for point in sorted({"before the charge", "after the charge", "before commit", "after commit"}.difference(seen)):
         killed, charged = agent.run(point)
         assert (killed, charged) == ([point], 1)
-    assert agent.asked >= 4  # between the intent and the outcome nobody knows
+    # Between the intent and the outcome nobody knows.
+    for point in ("before the charge", "after the charge"):
+        asked = agent.asked
+        assert agent.run(point) == ([point], 1)
+        assert agent.asked == asked + 1
 
     # And killed again on the way back from where it is not known: before it has asked, and when it is answered.
     for before in ([], [0]):

@@ -124,7 +124,8 @@ def run_fields(before: Record) -> dict[str, Any]:
 
 def new_record(key: Key, step: int, parents: tuple[Key, ...], **fields: Any) -> Record:
     """Return a record whose values are still to be filled in."""
-    fields.setdefault("created_at", utc_now())
+    if "created_at" not in fields:
+        fields["created_at"] = utc_now()
     return Record(key=key, step=step, parents=parents, children=b"", body=b"", sizes=(), **fields)
 
 
