@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import everstep
+from everstep.durable import calling
 from tests.durable.worlds import Killed, killed
 
 pytestmark = pytest.mark.parametrize("face", ["async"], indirect=True)
@@ -105,10 +106,21 @@ async def test_all_that_failed_side_by_side_is_tried_again_at_once(
             run.gather(run.step(service.call, "inner", key="inner"), run.step(service.note, "note", key="note")),
         )
 
+    @engine.durable
+    async def nested(run: everstep.Run) -> Any:
+        inner = run.gather(*(run.step(service.call, name, key=name) for name in ("a", "b")))
+        return await run.gather(inner, run.step(service.call, "c", key="c"))
+
     await failed(work(thread_id="t"))
     service.is_down = False
     assert await engine.resume("t") == [0, 1, 2, ["inner", "note"]]
     assert service.calls.count("note") == 1
+
+    # The same error comes through both.
+    service.is_down = True
+    await failed(nested(thread_id="u"))
+    service.is_down = False
+    assert await engine.resume("u") == [["a", "b"], "c"]
 
 
 async def test_who_waits_for_a_result_does_not_try_a_failed_run_again(
@@ -227,6 +239,33 @@ async def test_steps_with_a_time_limit_do_not_wait_for_a_thread(engine: everstep
         return len(set(await run.gather(*steps)))
 
     assert await work(thread_id="t") == count
+
+
+async def test_steps_with_a_time_limit_have_so_many_threads_at_most(
+    engine: everstep.CheckpointEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling, "_THREADS_MAX", 3)
+    begun: list[int] = []
+    goes_on = threading.Event()
+
+    def act(number: int) -> int:
+        begun.append(number)
+        goes_on.wait()
+        return number
+
+    @engine.durable
+    async def work(run: everstep.Run) -> Any:
+        return await run.gather(*(run.step(act, number, timeout=60, key=f"step {number}") for number in range(9)))
+
+    running = asyncio.create_task(work(thread_id="t"))
+    while len(begun) < 3:
+        await asyncio.sleep(0.001)
+    # All that could begin has begun by now.
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(begun) == 3
+    goes_on.set()
+    assert await running == list(range(9))
 
 
 async def test_the_order_in_which_arguments_are_named_does_not_matter(engine: everstep.CheckpointEngine) -> None:

@@ -342,6 +342,19 @@ def test_a_file_that_may_only_be_read_is_read_while_others_write(shared: Path) -
         assert engine.get_latest("t").state == {"n": 2}  # type: ignore[union-attr]
 
 
+def test_who_may_only_read_does_not_keep_a_log_beside_the_file(shared: Path) -> None:
+    path = shared / "a.db"
+    write = "import sys, everstep; e = everstep.open(sys.argv[1]).sync; e.append('t', [], {'n': 1}); e.close()"
+    subprocess.run([sys.executable, "-c", write, str(path)], check=True)
+    path.chmod(0o644)
+    with as_somebody_else(shared):
+        reader = everstep.open(path).sync
+        assert reader.get_latest("t") is not None
+    subprocess.run([sys.executable, "-c", write, str(path)], check=True)
+    assert names(shared) == ["a.db"]
+    reader.close()
+
+
 def test_a_log_that_cannot_be_read_is_not_passed_over(shared: Path) -> None:
     """Without it the newest checkpoints would be missing, and nobody would be told."""
     with everstep.open(shared / "a.db").sync as engine:

@@ -160,7 +160,7 @@ class Attempt:
         """Drafts that no commit can take, each with the reason, until whoever made it has seen that."""
         self._waits: dict[str, dict[str, Any]] = {}
         self._failed: list[tuple[BaseException, str]] = []
-        self._beside: dict[int, Sequence[BaseException]] = {}
+        self._beside: dict[int, list[BaseException]] = {}
         """By the id of an error that is kept in `_failed`, or in here."""
         self._stopped: Exception | None = None
         """What keeps this process from going on with the run, though its code may have caught it."""
@@ -358,7 +358,8 @@ class Attempt:
 
     def note_beside(self, raised: BaseException, errors: Sequence[BaseException]) -> None:
         """Note what went wrong beside an error, which alone is raised: neither has been caught."""
-        self._beside[id(raised)] = errors
+        # It may be raised through several of those that gather, each with errors of its own.
+        self._beside.setdefault(id(raised), []).extend(errors)
 
     async def _go_waiting(self) -> None:
         if self._is_let_go:
@@ -468,22 +469,19 @@ class Attempt:
     async def _save(self, batch: Sequence[Draft], status: str | None) -> None:
         waits = list(self._waits.values())
         if status is None:
-            status = RUNNING
-            # As long as anything else may be at work, others shall take the run up if this process dies.
-            if waits and not self._is_side_by_side():
-                status = WAITING
+            status = self._status_now()
         metadata = {"run": self.program.name, "run_status": status, "run_waits": waits}
         if self._repeats_effects:
             metadata["run_effects"] = "allow"
         self.live.run_metadata = metadata
         seen = self._last_id
-        told = str(status)
+        told = status
 
         def status_after(parent_id: str | None) -> dict[str, Any]:
             # Others may have recorded just what the run waits for, and it does not know yet. If it said that it waits,
             # and its process died now, nobody would take it up.
             nonlocal told
-            told = RUNNING if status == WAITING and parent_id != seen else str(status)
+            told = RUNNING if status == WAITING and parent_id != seen else status
             return {"run_status": told}
 
         results: dict[str, Any] | None = None
@@ -506,6 +504,12 @@ class Attempt:
         self._saved = (told, waits)
         self._new_times.difference_update([draft.about["key"] for draft in batch if draft.about["op"] == "now"])
         await self._look_for_others(made)
+
+    def _status_now(self) -> str:
+        # As long as anything else may be at work, others shall take the run up if this process dies.
+        if self._waits and not self._is_side_by_side():
+            return WAITING
+        return RUNNING
 
     async def _look_for_others(self, made: str) -> None:
         """Note what others have recorded in the thread meanwhile: answers, events."""

@@ -23,6 +23,7 @@ Effect = Literal["none", "retry", "once"]
 
 # Doubled without an end, a pause would soon be longer than anybody waits.
 _BACKOFF_SECONDS_MAX = 60.0
+_THREADS_MAX = 256  # of one run, for steps with a time limit
 _key: contextvars.ContextVar[str | None] = contextvars.ContextVar("everstep_step_key", default=None)
 
 
@@ -148,7 +149,17 @@ class AsyncFace:
     def lock(self) -> contextlib.AbstractAsyncContextManager[None]:
         return asyncio.Lock()
 
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(_THREADS_MAX)
+
     async def call(self, function: Callable[[], Any], timeout: float | None) -> Any:
+        if timeout is None or is_async(function):
+            return await self._called(function, timeout)
+        # Whoever waits for a thread has all its time still.
+        async with self._places:
+            return await self._called(function, timeout)
+
+    async def _called(self, function: Callable[[], Any], timeout: float | None) -> Any:
         try:
             async with asyncio.timeout(timeout) as limit:
                 if is_async(function):

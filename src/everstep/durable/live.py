@@ -49,6 +49,8 @@ class RunLive(Live):
         self._behind: dict[int, CheckpointEngine] = {}
         self._base: Values | None = None
         """What there was when the run began, as long as nothing is saved in this process."""
+        self._stored: RunLive | None = None
+        """What the head holds, while the code has not caught up with it."""
         self.is_replaying = False
         """Whether the code is behind what is recorded."""
         self.run_metadata: Mapping[str, Any] = {}
@@ -99,10 +101,13 @@ class RunLive(Live):
 
     async def _as_stored(self, engine: CheckpointEngine) -> RunLive:
         """Return one that holds what the head holds, apart from what the code has."""
-        stored = RunLive(self._capture, self.thread_id, self._claim)
-        stored.run_metadata = self.run_metadata
-        await stored.drop_changes(engine)
-        return stored
+        # Kept, since all that a long run does side by side may be recorded in this way.
+        if self._stored is None:
+            stored = RunLive(self._capture, self.thread_id, self._claim)
+            await stored.drop_changes(engine)
+            self._stored = stored
+        self._stored.run_metadata = self.run_metadata
+        return self._stored
 
     async def _record_held(
         self, engine: CheckpointEngine, trigger: SnapshotTrigger, results: dict[str, Any] | None, about: dict[str, Any]
@@ -170,7 +175,7 @@ class RunLive(Live):
         theirs = Values(messages, state, tools_result, stored.record.next_node)
         if self._base is None:
             return  # another save was faster
-        self._base = None
+        self._base = self._stored = None
         held = Values(self.messages, self.state, self.tools_result, self.next_node)
         merged = put_together(base, held, theirs)
         self._ledger.load(stored.record.key.checkpoint_id, stored.record.step, frozen(list(theirs))[1])

@@ -645,7 +645,7 @@ class Threads:
     @public_call("saver.list", has_deadline=False)
     async def _page(
         self,
-        thread_id: str | None,  # noqa: ARG002  # for the figures
+        thread_id: str | None,  # noqa: ARG002  # `public_call` tells it with the figures
         query: Query,
         page: int,
         left: int | None,

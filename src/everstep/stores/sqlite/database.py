@@ -362,6 +362,9 @@ class Database:
             patience = Patience(raw)
             writer.set_busy_handler(patience.look_again)
             presence = Presence(self._path)
+            # Who only reads has no log to lose, and is in nobody's way who moves it into the file.
+            if not writer.readonly("main"):
+                presence.begin()
             return Connections(writer, Rows(writer), [], raw, guard, line, presence, patience, [renewals])
 
     def _disconnect(self) -> None:

@@ -22,10 +22,12 @@ class Presence:
     """One file that a process has open, from its first connection to the last."""
 
     def __init__(self, database: Path) -> None:
-        """Begin. The file and the index of its log are there, and open."""
         path = os.path.realpath(database)
         self._file = HandleLocks(path, is_shared=True)
         self._index = HandleLocks(f"{path}-shm", is_shared=True)
+
+    def begin(self) -> None:
+        """Say so from now on. The file and the index of its log are there, and open."""
         self._file.lock(*_FILE_IS_OPEN)
         self._index.lock(*_INDEX_IS_IN_USE)
 
