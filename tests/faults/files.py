@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import everstep
 
@@ -63,8 +64,8 @@ COPIES: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-def opened(path: Path) -> everstep.SyncEngine:
-    return everstep.open(f"sqlite:///{path}", KEEP_ALL).sync
+def opened(path: Path, **options: Any) -> everstep.SyncEngine:
+    return everstep.open(f"sqlite:///{path}", KEEP_ALL, **options).sync
 
 
 def work(engine: everstep.SyncEngine, steps: int, thread_id: str = "t") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,9 +170,9 @@ def test_a_file_that_is_refused_is_looked_at_once(refused: Path, monkeypatch: py
     looks: list[Path] = []
     plain = checksums.renew_checksums
 
-    def counted(path: Path, busy_ms: int) -> None:
+    def counted(path: Path, *rest: Any) -> None:
         looks.append(path)
-        plain(path, busy_ms)
+        plain(path, *rest)
 
     monkeypatch.setattr(opening, "renew_checksums", counted)
     with everstep.open(refused).sync as engine:

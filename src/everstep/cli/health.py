@@ -81,6 +81,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     if opened[0].status == "fail":
         return
     if place.kind == "sqlite":
+        yield check_locks()
         yield check_content(Path(place.where))
     if place.kind == "postgres":
         # A server that hides its settings is no reason not to tell the rest.
@@ -90,6 +91,17 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 # -- this machine
+
+
+def check_locks() -> Finding:
+    """Look whether another SQLite in one process with a store sees its locks; a file has been opened by now."""
+    from everstep.stores.sqlite import index_locks
+
+    if index_locks.are_separate():
+        return Finding("locks", "ok", "tables of yours may be in the same file, and written with Python's sqlite3")
+    message = "a store and Python's sqlite3, in one process, do not see each other's locks here"
+    status: Status = "warn" if sys.platform == "linux" else "ok"
+    return Finding("locks", status, message, "give tables of yours a file of their own")
 
 
 def check_versions() -> Finding:

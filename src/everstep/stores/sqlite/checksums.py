@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import time
@@ -13,6 +14,7 @@ import apsw
 from everstep.errors import CheckpointCorrupted
 from everstep.stores.sqlite import schema
 from everstep.stores.sqlite.connecting import connect
+from everstep.stores.sqlite.presence import Presence
 from everstep.stores.sqlite.raw import RawFile
 from everstep.stores.sqlite.translating import translated
 
@@ -26,13 +28,15 @@ def count_renewals(connection: apsw.Connection) -> int:
     return found or 0
 
 
-def renew_checksums(path: Path, busy_ms: int) -> None:
+def renew_checksums(path: Path, busy_ms: int, presence: Presence | None = None) -> None:
     """Compute the checksums of pages that another program wrote, if everything in the file is as we wrote it.
 
-    Nobody writes meanwhile. Raise CheckpointCorrupted, and say what is wrong, if the file is damaged.
+    Nobody writes meanwhile, or, with the `presence` of the file, moves the log. Raise CheckpointCorrupted, and say what
+    is wrong, if the file is damaged.
     """
     started = time.monotonic()
-    with translated(path), closing(connect(path, busy_ms)) as connection:
+    stack = contextlib.ExitStack()
+    with stack, translated(path), closing(connect(path, busy_ms)) as connection:
         connection.pragma("checksum_verification", 0)
         check_reserved_bytes(connection, path)
         try:
@@ -40,6 +44,12 @@ def renew_checksums(path: Path, busy_ms: int) -> None:
         except apsw.BusyError:
             # Somebody is reading; what is in the log covers the pages below it all the same.
             pass
+        # What is in the log is moved without the lock for writing. Pages that are written in place here, as they were
+        # read, would put older ones in the place of what somebody moves just then. Who moves it waits for writers, so
+        # this lock comes first; but before it a read, which makes the index of a log that was left by a crash.
+        if presence is not None and presence.has_log():
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+            stack.enter_context(presence.log_stays(time.monotonic() + busy_ms / 1000))
         connection.execute("BEGIN IMMEDIATE")
         raw = RawFile(connection)
         pages = sum(1 for _ in raw.unsealed_pages())

@@ -10,6 +10,7 @@ import apsw
 import apsw.sqlite_extra
 
 from everstep.errors import StoreError
+from everstep.stores.sqlite import index_locks
 from everstep.stores.sqlite.files import can_write, is_unchanging, why_not_opened
 from everstep.stores.sqlite.schema import add_functions
 
@@ -45,6 +46,7 @@ def connect(path: Path, busy_ms: int) -> apsw.Connection:
         raise why_not_opened(path)
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     vfs = checksum_vfs()
+    index_locks.separate()
     if can_write(path):
         connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
     elif is_unchanging(path):

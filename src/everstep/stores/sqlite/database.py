@@ -28,7 +28,7 @@ from everstep.errors import (
     StoreUnavailable,
 )
 from everstep.runtime import deadlines, forks
-from everstep.stores.sqlite import schema
+from everstep.stores.sqlite import kept_open, schema
 from everstep.stores.sqlite.batches import (
     Ended,
     Outcome,
@@ -78,6 +78,13 @@ _LOG_LOST = (
     "the log of {0} ({0}-wal) was removed while the file was open, and another program has begun a new one. Nothing is "
     "written any more, and what was committed last may be lost: close the store in every process and open it anew"
 )
+
+
+_WRITTEN_BY_OTHERS = (
+    "another SQLite program writes {} faster than its pages can be looked at; nothing was written, try again. Keep the "
+    "tables of that program in a file of their own"
+)
+_RENEWALS_MAX = 8  # of checksums for one call
 
 
 class _LogRemoved(StoreError):
@@ -158,7 +165,8 @@ class Database:
         except apsw.BusyError:
             raise
         except apsw.Error:
-            return False  # the file and its log do not belong together
+            # The file and its log do not belong together, or another SQLite program has moved the log just now.
+            return connections.guard.is_intact()
         if renewals <= connections.renewals[0]:
             return connections.guard.is_intact()
         connections.renewals[0] = renewals
@@ -185,7 +193,7 @@ class Database:
             self._holds -= 1
             if self._holds == 0:
                 self._idle.wait_for(lambda: self._users == 0)
-                self._disconnect()
+                self._disconnect(may_stay_open=True)
                 workers.dismiss(f"commit {self._path}")
 
     def read(
@@ -199,17 +207,18 @@ class Database:
         if found is not None:
             return found
         try:
-            return self._read(work)
-        except ChecksumMismatch as exc:
-            mismatch = exc
+            return self._read_renewing(work)
         except CheckpointCorrupted as exc:
             raise _about(exc, thread_id) from exc
-        try:
-            self._renew_checksums(mismatch)
-            return self._read(work)
-        except CheckpointCorrupted as exc:
-            told = CheckpointCorrupted(exc.reason) if isinstance(exc, ChecksumMismatch) else exc
-            raise _about(told, thread_id) from exc
+
+    def _read_renewing(self, work: Callable[[Rows], T]) -> T:
+        """Read; renew the checksums of pages that another SQLite program has written, as often as it does."""
+        for _ in range(_RENEWALS_MAX):
+            try:
+                return self._read(work)
+            except ChecksumMismatch as exc:
+                self._renew_checksums(exc)
+        raise StoreUnavailable(_WRITTEN_BY_OTHERS.format(self._path))
 
     def _read_as_writer(self, work: Callable[[Rows], T | None]) -> T | None:
         """Return what the writer knows; None: it does not, or it is busy. What it has written it need not read again.
@@ -260,7 +269,7 @@ class Database:
                 with self as connections:
                     self._check_file(connections)
                 try:
-                    renew_checksums(self._path, self._busy_ms)
+                    self._renew()
                 except StoreReadOnly:
                     raise CheckpointCorrupted(
                         f"{met.reason}. Another program may have written it; the file may only be read here, so that "
@@ -271,6 +280,10 @@ class Database:
                     self._damage = exc.reason
             if self._damage is not None:
                 raise CheckpointCorrupted(self._damage) from met
+
+    def _renew(self) -> None:
+        with self as connections:
+            renew_checksums(self._path, self._busy_ms, connections.presence)
 
     def give_space_back(self, pages_max: int | None = None) -> None:
         """Shrink the file by (at most so many of) the pages that deletion left free, a few at a time."""
@@ -346,8 +359,24 @@ class Database:
             return self._connect_once()
 
     def _connect_once(self) -> Connections:
+        kept = kept_open.take(self._path)
+        presence = kept.presence if kept is not None else Presence(self._path)
+        try:
+            connections = self._connect_as(presence)
+        except BaseException:
+            if kept is not None:
+                presence.begin()
+                kept_open.give_back(kept)
+            else:
+                presence.close()
+            raise
+        if kept is not None:
+            kept.connection.close()
+        return connections
+
+    def _connect_as(self, presence: Presence) -> Connections:
         with translated(self._path):
-            writer = open_file(self._path, self._busy_ms)
+            writer = open_file(self._path, self._busy_ms, presence)
             writer.setlk_timeout(0, 0)  # it is asked by its handler: see `Patience`
             writer.execute(f"PRAGMA synchronous={self._synchronous}")
             self._wal.measure(writer)
@@ -361,28 +390,37 @@ class Database:
             line = WritersLine(self._path)
             patience = Patience(raw)
             writer.set_busy_handler(patience.look_again)
-            presence = Presence(self._path)
             # Who only reads has no log to lose, and is in nobody's way who moves it into the file.
-            if not writer.readonly("main"):
+            if writer.readonly("main"):
+                presence.end()
+            else:
                 presence.begin()
             return Connections(writer, Rows(writer), [], raw, guard, line, presence, patience, [renewals])
 
-    def _disconnect(self) -> None:
-        if self._connections is not None:
-            connections = (*self._connections.readers, self._connections.writer)
-            self._connections.line.close()
-            self._connections.presence.end()
-            with translated(self._path):
-                for connection in connections:
-                    # What the log holds belongs to the file that was there before.
-                    if self._is_replaced:
-                        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-                for connection in connections:
-                    connection.close()
-            self._connections.presence.close()
+    def _disconnect(self, *, may_stay_open: bool = False) -> None:
+        """Close all that is open on the file; with `may_stay_open` unless that would harm another copy of SQLite."""
+        connections = self._connections
+        if connections is None:
+            return
+        connections.line.close()
+        kept_open.close_what_is_not_needed()
+        with translated(self._path):
+            for reader in connections.readers:
+                self._close(reader)
             self._connections = None
-            if self._is_replaced:
-                self._wal.set_aside()
+            may_stay_open = may_stay_open and not self._is_replaced
+            if may_stay_open and kept_open.keep(self._path, connections.writer, connections.presence):
+                return
+            connections.presence.end()
+            self._close(connections.writer)
+        connections.presence.close()
+        if self._is_replaced:
+            self._wal.set_aside()
+
+    def _close(self, connection: apsw.Connection) -> None:
+        if self._is_replaced:  # what the log holds belongs to the file that was there before
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        connection.close()
 
     def _take_reader(self, connections: Connections) -> apsw.Connection:
         try:
@@ -411,12 +449,10 @@ class Database:
             with self as connections:
                 self._check_file(connections)
                 try:
-                    has_outcomes = self._try_together(batch, connections)
+                    if not self._try_together(batch, connections):
+                        self._try_each(batch, connections)
                 except ChecksumMismatch as exc:  # nothing was kept
-                    self._renew_checksums(exc)
-                    has_outcomes = False
-                if not has_outcomes:
-                    self._try_each(batch, connections)
+                    self._try_renewing(batch, connections, exc)
                 self._wal.look_after(connections)
                 connections.guard.note()
         except Exception as exc:
@@ -461,6 +497,17 @@ class Database:
         if not self._wal.exists() and Presence.is_elsewhere(self._path):
             raise StoreError(_LOG_REMOVED.format(self._path))
         self._has_lost_log = False
+
+    def _try_renewing(self, batch: Sequence[Job[Any]], connections: Connections, met: ChecksumMismatch) -> None:
+        """Renew the checksums of pages that another SQLite program has written, and try again, as often as it does."""
+        for _ in range(_RENEWALS_MAX):
+            self._renew_checksums(met)
+            try:
+                self._try_each(batch, connections)
+                return
+            except ChecksumMismatch as exc:
+                met = exc
+        raise StoreUnavailable(_WRITTEN_BY_OTHERS.format(self._path))
 
     def _try_each(self, batch: Sequence[Job[Any]], connections: Connections) -> None:
         """Run those jobs that have no outcome yet, each in a transaction of its own."""

@@ -14,6 +14,7 @@ from everstep.errors import CheckpointCorrupted, StoreMismatch
 from everstep.stores.sqlite import schema
 from everstep.stores.sqlite.checksums import RESERVED_BYTES, check_reserved_bytes, count_renewals, renew_checksums
 from everstep.stores.sqlite.connecting import connect, end_transaction
+from everstep.stores.sqlite.presence import Presence
 from everstep.stores.sqlite.schema import migrate
 from everstep.stores.sqlite.translating import is_checksum_mismatch
 
@@ -23,7 +24,7 @@ _FILE_MODE = 0o600
 _MAKING_SECONDS = 1.0
 
 
-def open_file(path: Path, busy_ms: int) -> apsw.Connection:
+def open_file(path: Path, busy_ms: int, presence: Presence | None = None) -> apsw.Connection:
     """Return a connection to a file that is a store, making it one if it is new.
 
     Several processes may make it at once; what a connection saw of the file before it was one is then too old, and
@@ -32,6 +33,8 @@ def open_file(path: Path, busy_ms: int) -> apsw.Connection:
     started = time.monotonic()
     _make_private(path)
     while True:
+        if presence is not None:
+            presence.begin_early(started + busy_ms / 1000)
         connection = connect(path, busy_ms)
         try:
             _prepare(connection, path)
@@ -39,19 +42,26 @@ def open_file(path: Path, busy_ms: int) -> apsw.Connection:
             count_renewals(connection)
             return connection
         except apsw.IOError as exc:
-            connection.close()
+            _let_go(connection, presence)
             if not is_checksum_mismatch(exc):
                 raise
-            renew_checksums(path, busy_ms)
+            renew_checksums(path, busy_ms, presence)
         except (apsw.BusyError, CheckpointCorrupted) as exc:
-            connection.close()
+            _let_go(connection, presence)
             patience = busy_ms / 1000 if isinstance(exc, apsw.BusyError) else _MAKING_SECONDS
             if time.monotonic() - started >= patience:
                 raise
         except BaseException:
-            connection.close()
+            _let_go(connection, presence)
             raise
         time.sleep(random.uniform(0.001, 0.02))  # noqa: S311  # only so that two do not stay in step
+
+
+def _let_go(connection: apsw.Connection, presence: Presence | None) -> None:
+    """Close a connection. SQLite removes its log if nobody says any more that the file is open."""
+    if presence is not None:
+        presence.end()
+    connection.close()
 
 
 def _make_private(path: Path) -> None:
