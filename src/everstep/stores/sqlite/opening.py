@@ -14,6 +14,7 @@ from everstep.errors import CheckpointCorrupted, StoreMismatch
 from everstep.stores.sqlite import schema
 from everstep.stores.sqlite.checksums import RESERVED_BYTES, check_reserved_bytes, count_renewals, renew_checksums
 from everstep.stores.sqlite.connecting import connect, end_transaction
+from everstep.stores.sqlite.index_locks import is_open_beside
 from everstep.stores.sqlite.presence import Presence
 from everstep.stores.sqlite.schema import migrate
 from everstep.stores.sqlite.translating import is_checksum_mismatch
@@ -32,36 +33,55 @@ def open_file(path: Path, busy_ms: int, presence: Presence | None = None) -> aps
     """
     started = time.monotonic()
     _make_private(path)
-    while True:
-        if presence is not None:
-            presence.begin_early(started + busy_ms / 1000)
-        connection = connect(path, busy_ms)
-        try:
-            _prepare(connection, path)
-            # Read here, where a page without a checksum is dealt with.
-            count_renewals(connection)
-            return connection
-        except apsw.IOError as exc:
-            _let_go(connection, presence)
-            if not is_checksum_mismatch(exc):
+    tried = _Tried(path, presence)
+    try:
+        while True:
+            if presence is not None:
+                presence.begin_early(started + busy_ms / 1000)
+            connection = connect(path, busy_ms)
+            try:
+                _prepare(connection, path)
+                # Read here, where a page without a checksum is dealt with.
+                count_renewals(connection)
+                return connection
+            except apsw.IOError as exc:
+                tried.let_go(connection)
+                if not is_checksum_mismatch(exc):
+                    raise
+                renew_checksums(path, busy_ms, presence)
+            except (apsw.BusyError, CheckpointCorrupted) as exc:
+                tried.let_go(connection)
+                patience = busy_ms / 1000 if isinstance(exc, apsw.BusyError) else _MAKING_SECONDS
+                if time.monotonic() - started >= patience:
+                    raise
+            except BaseException:
+                tried.let_go(connection)
                 raise
-            renew_checksums(path, busy_ms, presence)
-        except (apsw.BusyError, CheckpointCorrupted) as exc:
-            _let_go(connection, presence)
-            patience = busy_ms / 1000 if isinstance(exc, apsw.BusyError) else _MAKING_SECONDS
-            if time.monotonic() - started >= patience:
-                raise
-        except BaseException:
-            _let_go(connection, presence)
-            raise
-        time.sleep(random.uniform(0.001, 0.02))  # noqa: S311  # only so that two do not stay in step
+            time.sleep(random.uniform(0.001, 0.02))  # noqa: S311  # only so that two do not stay in step
+    finally:
+        tried.close()
 
 
-def _let_go(connection: apsw.Connection, presence: Presence | None) -> None:
-    """Close a connection. SQLite removes its log if nobody says any more that the file is open."""
-    if presence is not None:
-        presence.end()
-    connection.close()
+class _Tried:
+    """Connections that could not be used. One is left open while another copy of SQLite would lose its locks by it."""
+
+    def __init__(self, path: Path, presence: Presence | None) -> None:
+        self._index_path = f"{os.path.realpath(path)}-shm"
+        self._presence = presence
+        self._open: list[apsw.Connection] = []
+
+    def let_go(self, connection: apsw.Connection) -> None:
+        """Close a connection. SQLite removes its log if nobody says any more that the file is open."""
+        if not self._open and is_open_beside(self._index_path):
+            self._open.append(connection)
+            return
+        if self._presence is not None and not self._open:
+            self._presence.end()
+        connection.close()
+
+    def close(self) -> None:
+        for connection in self._open:
+            connection.close()
 
 
 def _make_private(path: Path) -> None:
