@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from everstep.capture.decorators import on_thread
     from everstep.capture.live import LiveThread, SyncLiveThread
     from everstep.config import CheckpointGC, SnapshotConfig, SnapshotTrigger
-    from everstep.durable.attempt import Unknown, did_not_happen, happened
     from everstep.durable.calling import step_key
     from everstep.durable.functions import DurableFunction, RunHandle, SyncDurableFunction, SyncRunHandle
     from everstep.durable.run import Run, SyncRun
+    from everstep.durable.unknown_effects import Unknown, did_not_happen, happened
     from everstep.engine import CheckpointEngine, SyncEngine
     from everstep.errors import (
         AmbiguousCheckpoint,
@@ -168,7 +168,7 @@ else:
             ),
             "everstep.capture.decorators": ("on_thread",),
             "everstep.capture.live": ("LiveThread", "SyncLiveThread"),
-            "everstep.durable.attempt": ("Unknown", "did_not_happen", "happened"),
+            "everstep.durable.unknown_effects": ("Unknown", "did_not_happen", "happened"),
             "everstep.durable.calling": ("step_key",),
             "everstep.durable.functions": ("DurableFunction", "RunHandle", "SyncDurableFunction", "SyncRunHandle"),
             "everstep.durable.run": ("Run", "SyncRun"),

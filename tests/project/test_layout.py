@@ -49,6 +49,8 @@ FEATURES = {
     "which checkpoints a policy keeps": "retention/policies.py",
     "leases": "repository/claims.py",
     "what a durable run has recorded": "durable/journal.py",
+    "the steps of a durable run": "durable/steps.py",
+    "what a durable run waits for": "durable/waiting.py",
     "effects that are performed once": "repository/effects.py",
     "the SQL of SQLite": "stores/sqlite/rows.py",
     "the tables of SQLite, and how they are made": "stores/sqlite/schema.py",

@@ -58,8 +58,8 @@ class Draft(NamedTuple):
     tags: tuple[str, ...] = ()
 
 
-def as_results(drafts: Sequence[Draft]) -> dict[str, Any]:
-    """Return the results of tools of the checkpoint that records these."""
+def as_results(drafts: Sequence[Draft]) -> dict[str, Any] | None:
+    """Return the results of tools of the checkpoint that records these; None if none of them has a value."""
     held: list[dict[str, Any]] = []
     for draft in drafts:
         if draft.values is None:
@@ -69,6 +69,8 @@ def as_results(drafts: Sequence[Draft]) -> dict[str, Any]:
         if draft.about["op"] != "step":
             named["op"] = draft.about["op"]
         held.append({**named, **draft.values})
+    if not held:
+        return None
     # One entry, which is the usual case, reads better by itself.
     if len(held) == 1:
         return held[0]

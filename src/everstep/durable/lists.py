@@ -11,11 +11,12 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from everstep.durable import functions, notes, running
-from everstep.durable.attempt import DONE, FAILED, PAUSED, READY, RUNNING, WAITING, check_happened
 from everstep.durable.entries import Draft, as_results
 from everstep.durable.live import repository_of, timeline_of
 from everstep.durable.notes import Note, head_of
 from everstep.durable.running import Part, Runner
+from everstep.durable.statuses import DONE, FAILED, PAUSED, READY, RUNNING, WAITING
+from everstep.durable.unknown_effects import check_happened
 from everstep.errors import InvalidInput, NotWaiting, RunHeld, RunLost, RunNotFound
 from everstep.reports import RunInfo, RunWait
 from everstep.repository.claims import Claims

@@ -8,8 +8,9 @@ with them when there is something to save for the first time.
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from everstep.capture.decorators import Capture
@@ -68,15 +69,17 @@ class RunLive(Live):
         self._base = None
         self._ledger.load(checkpoint_id, step, self._frozen()[1])
 
-    def open(self) -> None:
+    @contextlib.contextmanager
+    def opened(self, engine: CheckpointEngine) -> Iterator[None]:
         """Let decorated calls find it."""
         self._entered = True
         self._open()
-
-    def leave(self, engine: CheckpointEngine) -> None:
-        """Do not let them find it any more. What is not saved by now is made again when the run is taken up."""
-        # The coroutine that would save what is left is closed unused: a run saves with its steps only.
-        self._leave(engine, None).close()
+        try:
+            yield
+        finally:
+            # What is not saved by now is made again when the run is taken up. So the coroutine that would save what
+            # is left is closed unused: a run saves with its steps only.
+            self._leave(engine, None).close()
 
     async def record(
         self,

@@ -12,8 +12,10 @@ from datetime import datetime
 from typing import Any, TypeVar, overload
 
 from everstep.durable import calling
-from everstep.durable.attempt import Attempt, Unknown
+from everstep.durable.attempt import Attempt
 from everstep.durable.calling import Effect
+from everstep.durable.keys import scope
+from everstep.durable.unknown_effects import Unknown
 from everstep.runtime.blocking import run_to_end
 
 R = TypeVar("R")
@@ -61,19 +63,19 @@ class _Held:
 
     def now(self) -> datetime:
         """Return the time, in UTC. It is recorded: the same whenever the run is replayed."""
-        return self._attempt.now()
+        return self._attempt.time_and_chance.now()
 
     def random(self) -> float:
         """Return a number from 0 up to 1, made by chance, and the same whenever the run is replayed."""
-        return self._attempt.random()
+        return self._attempt.time_and_chance.random()
 
     def uuid(self) -> uuid.UUID:
         """Return a UUID made by chance, and the same whenever the run is replayed."""
-        return self._attempt.uuid()
+        return self._attempt.time_and_chance.uuid()
 
     def scope(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Give the steps inside a `with` block keys of their own: for loops, and for work that goes on side by side."""
-        return self._attempt.scope(name)
+        return scope(name)
 
 
 class Run(_Held):
@@ -142,7 +144,7 @@ class Run(_Held):
         `engine.rewind`.
         """
         options = calling.checked(retries, backoff, timeout, retry_on, effect)
-        return self._attempt.step(function, args, kwargs, key, options, undo, on_unknown)
+        return self._attempt.steps.step(function, args, kwargs, key, options, undo, on_unknown)
 
     def gather(self, *work: Awaitable[R]) -> Coroutine[Any, Any, list[R]]:
         """Return the results of steps that go on side by side; those that end together are recorded in one commit.
@@ -151,26 +153,26 @@ class Run(_Held):
         `run.scope` of their own, so that their keys do not depend on who is faster.
         """
         try:
-            self._attempt.check_may_ask()
+            self._attempt.code.check_may_ask()
         except BaseException:
             # Or Python would warn of coroutines that nobody awaits.
             for each in work:
                 if inspect.iscoroutine(each):
                     each.close()
             raise
-        return calling.gathered(work, self._attempt.note_beside)
+        return calling.gathered(work, self._attempt.failed.note_beside)
 
     def ask(self, question: str, details: Any = None, *, key: str | None = None) -> Coroutine[Any, Any, Any]:
         """Wait for the answer of a person, over restarts: see `engine.answer`. `details` are kept with the question."""
-        return self._attempt.ask(question, details, key)
+        return self._attempt.waiting.ask(question, details, key)
 
     def wait_for(self, event: str) -> Coroutine[Any, Any, Any]:
         """Wait for an event and return its value: see `engine.signal`. The second call waits for the second of them."""
-        return self._attempt.wait_for(event)
+        return self._attempt.waiting.wait_for(event)
 
     def sleep(self, seconds: float, *, key: str | None = None) -> Coroutine[Any, Any, None]:
         """Wait for so long, over restarts. A long sleep takes no room in this process."""
-        return self._attempt.sleep(seconds, key)
+        return self._attempt.waiting.sleep(seconds, key)
 
 
 class SyncRun(_Held):
@@ -227,7 +229,7 @@ class SyncRun(_Held):
     ) -> Any:
         """Call a function, plain or asynchronous, record its result and return it; see `Run.step`."""
         options = calling.checked(retries, backoff, timeout, retry_on, effect)
-        return run_to_end(self._attempt.step(function, args, kwargs, key, options, undo, on_unknown))
+        return run_to_end(self._attempt.steps.step(function, args, kwargs, key, options, undo, on_unknown))
 
     @overload
     def gather(self, *work: Callable[[], R]) -> list[R]: ...
@@ -242,7 +244,7 @@ class SyncRun(_Held):
         raised. Functions of several steps each want a `run.scope` of their own.
         """
         # Here, since the threads know neither of a step that they are begun in, nor of a wait that is on its way out.
-        self._attempt.check_may_ask()
+        self._attempt.code.check_may_ask()
         results: list[Any] = list(work)
         errors: list[BaseException | None] = [None] * len(work)
 
@@ -263,16 +265,16 @@ class SyncRun(_Held):
             thread.start()
         for thread in threads:
             thread.join()
-        return calling.results_of(errors, results, self._attempt.note_beside)
+        return calling.results_of(errors, results, self._attempt.failed.note_beside)
 
     def ask(self, question: str, details: Any = None, *, key: str | None = None) -> Any:
         """Wait for the answer of a person, over restarts; see `Run.ask`."""
-        return run_to_end(self._attempt.ask(question, details, key))
+        return run_to_end(self._attempt.waiting.ask(question, details, key))
 
     def wait_for(self, event: str) -> Any:
         """Wait for an event and return its value; see `Run.wait_for`."""
-        return run_to_end(self._attempt.wait_for(event))
+        return run_to_end(self._attempt.waiting.wait_for(event))
 
     def sleep(self, seconds: float, *, key: str | None = None) -> None:
         """Wait for so long, over restarts; see `Run.sleep`."""
-        run_to_end(self._attempt.sleep(seconds, key))
+        run_to_end(self._attempt.waiting.sleep(seconds, key))

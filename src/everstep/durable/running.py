@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.capture.live import to_its_end
 from everstep.durable import failures, journal, notes
-from everstep.durable.attempt import DONE, FAILED, PAUSED, READY, WAITING, Attempt, Forked, Suspended, is_within
+from everstep.durable.attempt import Attempt
 from everstep.durable.calling import Face
+from everstep.durable.code_at_work import is_within
 from everstep.durable.entries import Arguments, Entry
 from everstep.durable.journal import Journal
+from everstep.durable.leaving import Forked, Suspended
 from everstep.durable.live import repository_of, timeline_of
 from everstep.durable.programs import Program
+from everstep.durable.statuses import DONE, FAILED, PAUSED, READY, WAITING
 from everstep.errors import (
     HeadMoved,
     LeaseLost,
@@ -221,7 +224,7 @@ async def take_up(runner: Runner, thread_id: str, asked: Asked | None) -> Taken:
         claim = await claims.take(thread_id, await claims.find(thread_id), runner.lease_seconds, is_task=False)
     except HeadMoved as exc:
         raise RunHeld(thread_id, "another host", 0) from exc
-    attempt = Attempt(runner.engine, repository, runner.program, claim, runner.face, runner.is_stopping)
+    attempt = Attempt(runner.engine, runner.program, claim, runner.face, runner.is_stopping)
     taken = Taken(runner, claim, attempt)
     await taken.begin(asked)
     return taken

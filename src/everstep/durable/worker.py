@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from everstep.durable import functions, lists, running
-from everstep.durable.attempt import READY, RUNNING, WAITING
 from everstep.durable.live import repository_of
+from everstep.durable.statuses import READY, RUNNING, WAITING
 from everstep.errors import RunNotFound, StoreError
 from everstep.reports import RunInfo
 from everstep.repository.finding import make_search

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from everstep.durable.attempt import Keys
+from everstep.durable.keys import Keys
 from everstep.errors import InvalidInput, MissingDependency
 from everstep.langgraph import configs
 from everstep.langgraph.checkpoints import Threads

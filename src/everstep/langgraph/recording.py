@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.durable import calling, failures, undoing
-from everstep.durable.attempt import Unknown, differences_of
 from everstep.durable.calling import Face, Options
 from everstep.durable.entries import Arguments
+from everstep.durable.replay import differences_of
+from everstep.durable.unknown_effects import Unknown
 from everstep.errors import EffectConflict, EffectUnknown, IdTaken, InvalidInput, ReplayMismatch
 from everstep.history.ancestry import ancestry_of
 from everstep.langgraph.checkpoints import KIND, Threads

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from everstep.durable import calling
-from everstep.durable.attempt import name_of
 from everstep.durable.calling import AsyncFace, BlockingFace, Effect, Options
+from everstep.durable.keys import name_of
 from everstep.durable.run import OnUnknown, RetryOn
 from everstep.errors import InvalidInput
 from everstep.langgraph.nodes import running_node

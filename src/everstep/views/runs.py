@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from everstep.durable import lists
-from everstep.durable.attempt import did_not_happen, happened
 from everstep.durable.entries import values_by_name
+from everstep.durable.unknown_effects import did_not_happen, happened
 from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput, RunNotFound
 from everstep.reports import RunInfo, RunWait
 from everstep.repository.effects import Effects, host_of
