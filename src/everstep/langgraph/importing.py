@@ -16,15 +16,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from everstep.engine import CheckpointEngine
 from everstep.errors import HeadMoved, InvalidInput
-from everstep.history.operation_log import DEPTH_MAX
-from everstep.langgraph.checkpoints import KIND, Pending, Threads
+from everstep.langgraph.checkpoints import Threads
 from everstep.langgraph.compat import maybe_add_typed_methods
 from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.import_batches import (
@@ -35,23 +34,19 @@ from everstep.langgraph.import_batches import (
     in_chunks,
     in_groups,
     is_full,
-    parents_first,
-    size_of,
 )
-from everstep.langgraph.import_comparing import Comparison, compared_together, in_order
+from everstep.langgraph.import_comparing import Comparison, compared_together
 from everstep.langgraph.import_reports import ImportProgress, ImportReport, Progress, Teller
+from everstep.langgraph.import_target import Target
+from everstep.langgraph.import_writes import TargetWrites
 from everstep.langgraph.saver import HarnessCheckpointer
-from everstep.langgraph.stock_savers import Attached, Outline, Source, SourceEntry, SourceRow, open_source
+from everstep.langgraph.stock_savers import Attached, Source, SourceEntry, SourceRow, open_source
 from everstep.opening.addresses import is_address, is_in_memory
 from everstep.runtime import checks
 from everstep.runtime.blocking import SyncFace, run_to_end
 from everstep.runtime.calls import Figures, public_call
-from everstep.stores.abilities import ReadsTogether
-from everstep.stores.protocol import Key, Part, Query, Store, Stored, Write
-from everstep.types import TASK_NAMESPACE
+from everstep.stores.protocol import Key, Part, Store
 
-_PAGE = 128
-_LISTED = 1000  # at once, without values
 _GROUP_THREADS = 64  # that are brought together
 _NAMES_MAX = 1024  # of entries of metadata, of which is known whether they are secrets
 
@@ -205,6 +200,8 @@ class _Mover:
             go_on=self._go_on,
             count=lambda verified: self._count(verified=verified),
         )
+        self._target = Target(self._store, source, self._workshop, self._comparison)
+        self._writes = TargetWrites(source, self._store, self._threads, self._count)
         self.report = ImportReport()
         self._threads_total = self._checkpoints_total = 0
 
@@ -268,9 +265,9 @@ class _Mover:
     async def _group(self, names: Sequence[str]) -> None:
         """Bring some threads: those that the target does not have together, the others one by one."""
         new: list[ThreadPlan] = []
-        there = await self._present([checks.thread_id(name) for name in names])
+        there = await self._target.present([checks.thread_id(name) for name in names])
         for name, outline in zip(names, self._source.outlines(names), strict=True):
-            plan = await self._plan(name, outline, is_there=name in there)
+            plan = await self._target.plan(name, outline, is_there=name in there)
             if plan.is_new:
                 new.append(plan)
             else:
@@ -279,7 +276,7 @@ class _Mover:
         await self._bring_new(new)
         for plan in new:
             if plan.early:
-                await self._attach_early(plan)
+                await self._writes.attach_early(plan)
         await self._compare_new(new)
 
     def _end_thread(self) -> None:
@@ -294,92 +291,20 @@ class _Mover:
             raise gone_on(plan.thread_id)
         wanting: list[Key] = []
         if not plan.has_gone_on:
-            wanting = await self._wanting([entry.key for entry in known], plan.written)
+            wanting = await self._writes.wanting([entry.key for entry in known], plan.written)
         if known and (missing or wanting):
             # Only what follows a true copy may be added to it.
             await self._comparison.compare(plan, known, writes=False)
         self._count(skipped=len(known))
         # Before anything follows them: the values of delta channels are made from writes.
         for key in wanting:
-            await self._attach_lacking(key, (await self._written([key]))[key])
+            await self._writes.complete(key)
         if missing:
             rows = self._source.rows(missing, plan.written)
             await self._bring(plan, missing, in_chunks(zip(missing, rows, strict=True)))
         if plan.early and not plan.has_gone_on:
-            await self._attach_early(plan)
+            await self._writes.attach_early(plan)
         await self._comparison.compare(plan, plan.entries, writes=not plan.has_gone_on)
-
-    async def _present(self, thread_ids: Sequence[str]) -> set[str]:
-        """Return which of these threads the target has."""
-        if isinstance(self._store, ReadsTogether):
-            return await self._store.present(thread_ids)
-        found: set[str] = set()
-        for thread_id in thread_ids:
-            if await self._store.thread(thread_id, brief=True) is not None:
-                found.add(thread_id)
-        return found
-
-    async def _plan(self, thread_id: str, outline: Outline, *, is_there: bool) -> ThreadPlan:
-        entries = parents_first(thread_id, outline.entries)
-        by_key = {entry.key: entry for entry in entries}
-        sizes: dict[Key, int] = {}
-        if is_there:
-            async for page in self._listed(thread_id):
-                known = {stored.record.key: stored for stored in page if stored.record.key in by_key}
-                self._check_known([by_key[key] for key in known], known)
-                for key, stored in known.items():
-                    sizes[key] = size_of(stored)
-        has_gone_on = is_there and await self._has_gone_on(thread_id, by_key)
-        there = frozenset(sizes)
-        return ThreadPlan(thread_id, entries, outline.written, outline.heads, there, sizes, not is_there, has_gone_on)
-
-    async def _has_gone_on(self, thread_id: str, known: Container[Key]) -> bool:
-        """Whether somebody has worked with the thread in the target, or taken it back: that is not ours to mend."""
-        thread = await self._store.thread(thread_id)
-        if thread is None:
-            return False
-        if thread.hidden:
-            return True
-        for namespace, (head, _) in thread.heads.items():
-            if Key(thread_id, namespace, head) not in known:
-                return True
-        log = await self._store.operations(thread_id, DEPTH_MAX)
-        return any(entry.kind == "rewind" and not entry.undone for entry in log)
-
-    async def _listed(self, thread_id: str) -> AsyncIterator[list[Stored]]:
-        """Yield what a graph has put into a thread of the target, in pages, without values."""
-        query = Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=_LISTED)
-        while page := await self._store.list_checkpoints(query):
-            own = [stored for stored in page if stored.record.key.namespace != TASK_NAMESPACE]
-            for stored in own:
-                if stored.record.kind != KIND:
-                    raise InvalidInput(
-                        f"thread {thread_id!r} of the target was not written by a LangGraph saver; import into another "
-                        "store, or leave it out with thread_ids="
-                    )
-            yield own
-            query = replace(query, after_seq=page[-1].seq)
-
-    def _check_known(self, entries: Sequence[SourceEntry], known: Mapping[Key, Stored]) -> None:
-        """Refuse a thread in which an id means something else. Looks at no values."""
-        if not entries:
-            return
-        found = self._source.metadata(entries[0].key.thread_id, [entry.key for entry in entries])
-        for entry in entries:
-            metadata, _ = self._workshop.without_secrets(found[entry.key])
-            parents: tuple[Key, ...] = ()
-            if entry.parent is not None:
-                parents = (entry.parent,)
-            record = known[entry.key].record
-            if (
-                record.parents != parents
-                or self._comparison.differs(in_order(record.metadata), in_order(metadata), "") is not None
-            ):
-                raise InvalidInput(
-                    f"checkpoint {entry.key.checkpoint_id!r} of thread {entry.key.thread_id!r} is in the target "
-                    "with another parent or other metadata: the thread there is not a copy of the source's; delete it "
-                    "there (delete_thread), import into another store, or leave it out with thread_ids="
-                )
 
     # -- putting
 
@@ -470,56 +395,6 @@ class _Mover:
             raise _changed_by_others(batch.plan.thread_id) from None
         self._count(**batch.counts)
         self._tell()
-
-    async def _wanting(self, known: Sequence[Key], written: Mapping[Key, Attached]) -> list[Key]:
-        """Return which of the checkpoints that are there lack some of their writes."""
-        found: list[Key] = []
-        having = [key for key in known if key in written]
-        for start in range(0, len(having), _PAGE):
-            for key, there in (await self._written(having[start : start + _PAGE])).items():
-                if self._is_wanting(key, written[key], there):
-                    found.append(key)
-        return found
-
-    def _is_wanting(self, key: Key, written: Attached, there: Mapping[tuple[str, int], Write]) -> bool:
-        if any(name not in there for name in written.names):
-            return True
-        # Special writes (an interrupt, say), whose numbers are negative, are replaced by later ones: these are read.
-        has_special = any(idx < 0 for _, idx in written.names)
-        return has_special and bool(self._lacking(key, there)[0])
-
-    async def _written(self, keys: Sequence[Key]) -> dict[Key, dict[tuple[str, int], Write]]:
-        """Return the writes that the target has of these checkpoints, by task and number."""
-        found: dict[Key, dict[tuple[str, int], Write]] = {}
-        for loaded in await self._store.read_many(keys, writes=True):
-            found[loaded.stored.record.key] = {(write.task_id, write.idx): write for write in loaded.writes}
-        return found
-
-    async def _attach_early(self, plan: ThreadPlan) -> None:
-        """Attach writes whose checkpoints have not come yet, or are gone."""
-        raw = await self._store.raw(plan.thread_id)
-        there: dict[Key, dict[tuple[str, int], Write]] = {}
-        if raw is not None:
-            for key, write in raw.writes:
-                there.setdefault(key, {})[write.task_id, write.idx] = write
-        for key in plan.early:
-            await self._attach_lacking(key, there.get(key, {}))
-
-    async def _attach_lacking(self, key: Key, there: Mapping[tuple[str, int], Write]) -> None:
-        lacking, size = self._lacking(key, there)
-        await self._threads.attach(key, lacking)
-        if lacking:
-            self._count(writes=len(lacking), bytes_read=size)
-
-    def _lacking(self, key: Key, there: Mapping[tuple[str, int], Write]) -> tuple[list[Pending], int]:
-        """Return the writes of a checkpoint that the target has not, or has otherwise and may replace."""
-        pending, size = self._source.writes(key)
-        lacking: list[Pending] = []
-        for one, write in zip(pending, self._threads.written(pending)[0], strict=True):
-            old = there.get((one.task_id, one.idx))
-            if old is None or (one.idx < 0 and old._replace(seq=0) != write):
-                lacking.append(one)
-        return lacking, size
 
     # -- comparing
 

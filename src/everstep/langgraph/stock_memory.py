@@ -16,9 +16,8 @@ from everstep.langgraph.stock_savers import (
     SourceRow,
     entry_of,
     out_of_shape,
-    refusing,
-    remembering,
 )
+from everstep.langgraph.stock_values import refusing, remembering
 from everstep.stores.protocol import Key
 
 

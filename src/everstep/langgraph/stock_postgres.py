@@ -12,15 +12,9 @@ from typing import Any, NamedTuple
 
 from everstep.errors import MissingDependency, StoreError, StoreMismatch, StoreUnavailable
 from everstep.langgraph.gc_pause import QUIET
-from everstep.langgraph.stock_savers import (
-    Attached,
-    SourceEntry,
-    SourceRow,
-    TableSource,
-    needed_to_verify,
-    out_of_shape,
-    remembering,
-)
+from everstep.langgraph.stock_savers import Attached, SourceEntry, SourceRow, needed_to_verify, out_of_shape
+from everstep.langgraph.stock_tables import TableSource
+from everstep.langgraph.stock_values import remembering
 from everstep.stores.protocol import Key
 
 _TASKS = "__pregel_tasks"
