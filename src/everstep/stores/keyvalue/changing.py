@@ -101,7 +101,7 @@ class ChangeRows(ReadRows):
         """Return what is hidden as this transaction sees it. That may never come true, so nobody else may see it."""
         veiled = thread.number, thread.veil
         if veiled not in self._own_covers:
-            self._own_covers[veiled] = Covers(stretch for _, stretch in self._stretches(thread))
+            self._own_covers[veiled] = Covers(self._stretches(thread))
         return self._own_covers[veiled]
 
     def _keys(self, prefix: bytes) -> list[bytes]:
@@ -203,7 +203,7 @@ class ChangeRows(ReadRows):
             return False
         # What undoing a branch hides: the whole namespace, from its beginning on.
         everything = Hidden(line.namespace, 0, 0)
-        for _, stretch in self._stretches(thread):
+        for stretch in self._stretches(thread):
             if stretch._replace(to=0, operation=0) == everything:
                 relatives = self._relatives(thread.family)
                 if any(self.is_undone(other.name, stretch.operation) for other in relatives):
@@ -360,11 +360,14 @@ class ChangeRows(ReadRows):
 
     def show(self, thread_id: str, operation: int) -> list[Hidden]:
         thread = self._known(thread_id)
-        found = [(key, hidden) for key, hidden in self._stretches(thread) if hidden.operation == operation]
-        for key, _ in found:
-            self._delete(key)
+        shown: list[Hidden] = []
+        # A list, since what is scanned must not be changed while it is gone through.
+        for key, hidden in list(self._stretches_by_key(thread)):
+            if hidden.operation == operation:
+                self._delete(key)
+                shown.append(hidden)
         self._new_veil(thread)
-        return [hidden for _, hidden in found]
+        return shown
 
     def put_write(self, line: Line, checkpoint_id: str, write: Write) -> None:
         is_there = self._get(_write_key(line.ref, checkpoint_id, write)) is not None
@@ -381,7 +384,7 @@ class ChangeRows(ReadRows):
         self._put(_write_key(line, checkpoint_id, write), pack(fields))
 
     def writes(self, line: Line, checkpoint_id: str) -> list[Write]:
-        return [write for _, write in self._written(line.ref, checkpoint_id)]
+        return self._writes_of(line.ref, checkpoint_id)
 
     def move_write(self, line: Line, checkpoint_id: str, write: Write, idx: int) -> None:
         self._unsweep(line.ref.thread.family)
@@ -411,8 +414,8 @@ class ChangeRows(ReadRows):
             rows = [row for row in self._rows(line.ref) if row.step < before_step]
         else:
             # By their keys alone: a value that is damaged must not keep its thread from being deleted.
-            seqs = [keys.last_number(key) for key in self._keys(CHECKPOINTS + number(line.ref.number))]
-            return [self._any_candidate(line.ref, seq) for seq in seqs]
+            stored = self._keys(CHECKPOINTS + number(line.ref.number))
+            return [self._any_candidate(line.ref, keys.last_number(key)) for key in stored]
         return [self._candidate(line.ref, row) for row in rows if row is not None]
 
     def _any_candidate(self, line: LineRow, seq: int) -> Candidate:
@@ -459,15 +462,17 @@ class ChangeRows(ReadRows):
         # The head is still there, or there was none.
         if not held.head or self._row(held, held.head) is not None:
             return
-        left = (row for row in self._rows(held, reverse=True) if not self._is_hidden(held, row))
-        newest = next(left, None)
-        if newest is None:
-            self._move_head(held, 0, "", head_was_moved=True)
-        else:
-            self._move_head(held, newest.seq, newest.checkpoint_id, head_was_moved=True)
+        for row in self._rows(held, reverse=True):
+            if not self._is_hidden(held, row):
+                self._move_head(held, row.seq, row.checkpoint_id, head_was_moved=True)
+                return
+        self._move_head(held, 0, "", head_was_moved=True)
 
     def drop_idle_stretches(self, line: Line) -> None:
-        idle = [key for key, stretch in self._stretches(line.ref.thread) if self._is_idle(line.ref, stretch)]
+        idle: list[bytes] = []
+        for key, stretch in self._stretches_by_key(line.ref.thread):
+            if self._is_idle(line.ref, stretch):
+                idle.append(key)
         for key in idle:
             self._delete(key)
         if idle:

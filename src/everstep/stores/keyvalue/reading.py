@@ -88,15 +88,19 @@ class ReadRows(Rows):
         return Loaded(self._stored(line, row), line.generation, below, pending)
 
     def _visible_writes(self, line: LineRow, checkpoint_id: str) -> list[Write]:
-        found = [write for _, write in self._written(line, checkpoint_id)]
-        for _, stretch in self._stretches(line.thread):
+        found = self._writes_of(line, checkpoint_id)
+        for stretch in self._stretches(line.thread):
             if stretch.namespace == line.namespace and stretch.writes_of == checkpoint_id:
                 found = [write for write in found if not stretch.after < write.seq <= stretch.to]
         return sorted(found, key=lambda write: (write.task_path, write.task_id, write.idx))
 
     def load_many(self, wanted: Sequence[Key], writes: bool) -> list[Loaded]:
-        found = [self.load(*key, objects=False, writes=writes) for key in wanted]
-        return [loaded for loaded in found if loaded is not None]
+        found: list[Loaded] = []
+        for key in wanted:
+            loaded = self.load(*key, objects=False, writes=writes)
+            if loaded is not None:
+                found.append(loaded)
+        return found
 
     def find(self, checkpoint_id: str) -> list[Key]:
         found = []
@@ -107,10 +111,6 @@ class ReadRows(Rows):
                 thread_id, namespace = unpack(line)
                 found.append(Key(thread_id, namespace, checkpoint_id))
         return found
-
-    def _object(self, family: int, address: bytes) -> Object | None:
-        value = self._get(OBJECTS + number(family) + address)
-        return read_object(address, value) if value is not None else None
 
     def below(self, family: str, wanted: Iterable[bytes]) -> list[Object]:
         found: dict[bytes, Object] = {}
@@ -130,8 +130,13 @@ class ReadRows(Rows):
         return list(found.values())
 
     def shallow(self, family: str, wanted: Collection[bytes]) -> list[Object]:
-        found = [self._object(family_number(family), address) for address in wanted]
-        return [obj for obj in found if obj is not None]
+        own = family_number(family)
+        found: list[Object] = []
+        for address in wanted:
+            value = self._get(OBJECTS + number(own) + address)
+            if value is not None:
+                found.append(read_object(address, value))
+        return found
 
     def list_checkpoints(self, query: Query) -> list[Stored]:
         # Generators, so that a list with a limit unpacks no more rows than it gives.
@@ -237,10 +242,15 @@ class ReadRows(Rows):
         return self._stored(line, row, payload=False)
 
     def list_threads(self, limit: int, offset: int, headless: bool) -> list[Stored]:
-        names = (name.decode() for _, name in self._all(ACTIVITY, reverse=True))
-        listed = (self._listed(self._known(name), headless) for name in names)
-        found = (each for each in listed if each is not None)
-        return [self._shown(*each) for each in itertools.islice(found, offset, offset + limit)]
+        listed = self._listed_threads(headless)
+        return [self._shown(*each) for each in itertools.islice(listed, offset, offset + limit)]
+
+    def _listed_threads(self, headless: bool) -> Iterator[tuple[LineRow, int]]:
+        """Yield which checkpoints the threads are listed by, those that were active last first."""
+        for _, name in self._all(ACTIVITY, reverse=True):
+            listed = self._listed(self._known(name.decode()), headless)
+            if listed is not None:
+                yield listed
 
     def search(self, search: Search) -> list[Hit]:
         found: list[Hit] = []
@@ -330,7 +340,7 @@ class ReadRows(Rows):
         followed: dict[int, Sequence[Place]] = {}
         protected: frozenset[int] = frozenset()
         if not brief:
-            for _, stretch in self._stretches(thread):
+            for stretch in self._stretches(thread):
                 hidden.setdefault(stretch.operation, []).append(stretch)
             for line in lines:
                 followed.update(self.segments(family_name(thread.family), self._segments_of(line)))
@@ -348,7 +358,7 @@ class ReadRows(Rows):
             _origin(thread),
             heads,
             newest,
-            {operation: tuple(stretches) for operation, stretches in hidden.items()},
+            hidden,
             followed,
             all_segments,
             branch_names,
@@ -358,7 +368,7 @@ class ReadRows(Rows):
         )
 
     def _segments_of(self, line: LineRow) -> list[int]:
-        return [keys.last_number(key) for key, _ in self._all(LINE_SEGMENTS + number(line.number))]
+        return self._numbers_after(LINE_SEGMENTS + number(line.number))
 
     def _ancestry(self, family: int) -> dict[int, tuple[Place, ...]]:
         found = {}
@@ -387,7 +397,7 @@ class ReadRows(Rows):
         """Return the numbers of the checkpoints of these lines that are pinned."""
         found: set[int] = set()
         for line in lines:
-            found.update(keys.last_number(key) for key, _ in self._all(PINS + number(line.number)))
+            found.update(self._numbers_after(PINS + number(line.number)))
         return found
 
     def started(self, thread_id: str, namespace: str, after: int) -> list[int]:
@@ -416,19 +426,18 @@ class ReadRows(Rows):
         names = descent(thread_id, born, self._has_head)
         if not names:
             return None
-        lines: list[LineRow] = []
+        lines: list[tuple[int, LineRow]] = []
+        heads: set[Key] = set()
+        count = 0
         for name in names:
-            own = self._lines_of(self._known(name))
-            for line in own:
-                if line.namespace != without and line.total:
-                    lines.append(line)
-        heads = [Key(line.thread.name, line.namespace, line.head_id) for line in lines if line.head]
-        seen = Query(hidden="no")
-        return Newest(
-            newest_of([(self._newest_seq(line), line) for line in lines], limit, self._newest_rows),
-            frozenset(heads),
-            sum(self._count(line, seen) for line in lines),
-        )
+            for line in self._lines_of(self._known(name)):
+                if line.namespace == without or not line.total:
+                    continue
+                lines.append((self._newest_seq(line), line))
+                count += self._count(line, Query(hidden="no"))
+                if line.head:
+                    heads.add(Key(name, line.namespace, line.head_id))
+        return Newest(newest_of(lines, limit, self._newest_rows), frozenset(heads), count)
 
     def _born(self, family: int) -> dict[str, list[str]]:
         """Return, by thread, the branches that began there."""
@@ -447,7 +456,8 @@ class ReadRows(Rows):
         for line in lines:
             rows = self._rows(line, after, reverse=True)
             visible = (row for row in rows if not self._is_hidden(line, row))
-            found += [self._stored(line, row, payload=False) for row in itertools.islice(visible, limit)]
+            for row in itertools.islice(visible, limit):
+                found.append(self._stored(line, row, payload=False))
         return found
 
     def outlines(self, position: int) -> tuple[list[Outline], int | None]:  # noqa: ARG002  # all at once
@@ -492,7 +502,7 @@ class ReadRows(Rows):
             origin,
             began,
             frozenset(self._pinned(lines)),
-            [stretch for _, stretch in self._stretches(thread)],
+            list(self._stretches(thread)),
             list(self._logged(thread)),
             self._raw_writes(thread_id, lines),
             self._shared_states_of(thread),

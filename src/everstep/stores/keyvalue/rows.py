@@ -199,6 +199,10 @@ class Rows:
     def _all(self, prefix: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         return self._tx.scan(prefix, keys.end(prefix), reverse=reverse)
 
+    def _numbers_after(self, prefix: bytes) -> list[int]:
+        """Return what the keys end with that begin like this."""
+        return [keys.last_number(key) for key, _ in self._all(prefix)]
+
     def _is_any(self, prefix: bytes) -> bool:
         # Without a look at checksums: something that is damaged is there all the same.
         return next(unchecked(self._tx).scan(prefix, keys.end(prefix)), None) is not None
@@ -228,8 +232,11 @@ class Rows:
         return thread
 
     def _every_thread(self) -> list[ThreadRow]:
-        found = [ThreadRow(*unpack(value)) for _, value in self._all(THREADS)]
-        return [self._threads.setdefault(thread.name, thread) for thread in found]
+        found: list[ThreadRow] = []
+        for _, value in self._all(THREADS):
+            thread = ThreadRow(*unpack(value))
+            found.append(self._threads.setdefault(thread.name, thread))
+        return found
 
     def _relatives(self, family: int) -> list[ThreadRow]:
         """Return the threads of a family, in the order they came into being."""
@@ -247,8 +254,10 @@ class Rows:
 
     def _lines_of(self, thread: ThreadRow) -> list[LineRow]:
         """Return the lines of a thread by namespace."""
-        found = [LineRow(thread, *unpack(value)) for _, value in self._all(LINES + number(thread.number))]
-        found = [self._lines.setdefault((thread.name, line.namespace), line) for line in found]
+        found: list[LineRow] = []
+        for _, value in self._all(LINES + number(thread.number)):
+            line = LineRow(thread, *unpack(value))
+            found.append(self._lines.setdefault((thread.name, line.namespace), line))
         return sorted(found, key=lambda line: line.namespace)
 
     def _row(self, line: LineRow, seq: int) -> CheckpointRow | None:
@@ -314,6 +323,10 @@ class Rows:
             name, task_id, idx, channel, children, body, size, path, seq = unpack(value)
             yield name, Write(task_id, idx, keys.to_text(channel), children, body, size, keys.to_text(path), seq)
 
+    def _writes_of(self, line: LineRow, checkpoint_id: str) -> list[Write]:
+        """Return the pending writes of a checkpoint, hidden ones included."""
+        return [write for _, write in self._written(line, checkpoint_id)]
+
     def _shared_states_of(self, thread: ThreadRow) -> dict[str, tuple[SharedState, ...]]:
         found = {}
         for _, value in self._all(SHARED_STATES + number(thread.number)):
@@ -325,8 +338,12 @@ class Rows:
         value = self._get(FAMILIES + number(family))
         return FamilyRow(*unpack(value)) if value is not None else FamilyRow()
 
-    def _stretches(self, thread: ThreadRow) -> Iterator[tuple[bytes, Hidden]]:
-        """Yield what is hidden of a thread, each with its key, by operation."""
+    def _stretches(self, thread: ThreadRow) -> Iterator[Hidden]:
+        """Yield what is hidden of a thread, by operation."""
+        for _, stretch in self._stretches_by_key(thread):
+            yield stretch
+
+    def _stretches_by_key(self, thread: ThreadRow) -> Iterator[tuple[bytes, Hidden]]:
         if not thread.veil:
             return
         for key, value in self._all(STRETCHES + number(thread.number)):
@@ -337,7 +354,7 @@ class Rows:
     def _covers(self, thread: ThreadRow) -> Covers:
         covers = self._seen.covers(thread)
         if covers is None:
-            covers = Covers(stretch for _, stretch in self._stretches(thread))
+            covers = Covers(self._stretches(thread))
             self._seen.keep_covers(thread, covers)
         return covers
 

@@ -101,10 +101,10 @@ class Bucket:
 
     def names(self) -> set[str]:
         """Return the names of all threads that a key tells of."""
-        found = {_name(name) for name in self._threads}
-        found |= {name.decode("utf-8", "replace") for name in self._ask("ZRANGE", "active", 0, -1)}
+        found = set(self.thread_ids())
+        found.update(map(_text, self._ask("ZRANGE", "active", 0, -1)))
         for family in self._families:
-            found |= {name.decode("utf-8", "replace") for name in self._ask("SMEMBERS", _family(family, ":threads"))}
+            found.update(map(_text, self._ask("SMEMBERS", _family(family, ":threads"))))
         return found
 
     def problems(self) -> Iterator[Problem]:

@@ -63,7 +63,10 @@ def line_name(thread_id: str, namespace: str) -> str:
 
 def pack_facts(facts: Mapping[int, Collection[int]]) -> str:
     """Return the numbers that a thread is found by as one text."""
-    return " ".join([f"{key}.{label}" for key, labels in sorted(facts.items()) for label in sorted(labels)])
+    found: list[str] = []
+    for key, labels in sorted(facts.items()):
+        found += [f"{key}.{label}" for label in sorted(labels)]
+    return " ".join(found)
 
 
 def unpack_facts(text: bytes) -> dict[int, set[int]]:

@@ -372,7 +372,7 @@ class Link:
                 # It is asked last the next time.
                 self._addresses = [*(other for other in self._addresses if other != address), address]
             elif found:
-                return [(row[0], row[1], (_host(row[2][0]) or address[0], row[2][1])) for row in found]
+                return [_slots(row, address[0]) for row in found]
         raise trouble
 
     def _ask_slots(self, address: Address, until: float) -> Any:
@@ -513,6 +513,12 @@ def _check_options(found: dict[str, Any]) -> None:
             raise InvalidInput(
                 f"the Redis URL has an option that is not known; known are {', '.join(sorted(_OPTIONS))}"
             )
+
+
+def _slots(row: Sequence[Any], asked: str) -> tuple[int, int, Address]:
+    """Return the first and the last slot of a node, and its address, as the node that was asked tells them."""
+    first, last, node = row[:3]
+    return first, last, (_host(node[0]) or asked, node[1])
 
 
 def _host(name: bytes | None) -> str:

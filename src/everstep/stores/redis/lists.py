@@ -38,10 +38,10 @@ def page_rows(thread_id: str, namespace: str, reply: Sequence[Any]) -> list[List
     """Return the rows of a page that a script gave."""
     family = reply[1].decode()
     flat = reply[2]
-    return [
-        ListRow(number(flat[n + 1]), Key(thread_id, namespace, flat[n].decode()), flat[n + 2], flat[n + 3], family)
-        for n in range(0, len(flat), 4)
-    ]
+    rows: list[ListRow] = []
+    for name, seq, item, marks in zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True):
+        rows.append(ListRow(number(seq), Key(thread_id, namespace, name.decode()), item, marks, family))
+    return rows
 
 
 def range_of(query: Query) -> tuple[str, str]:

@@ -198,8 +198,13 @@ class Reading(Calls):
         return unpack_objects(self._call(bucket, "fetch", family, int(is_below_wanted), len(hashes), *hashes))
 
     def fetch_many(self, wanted: Mapping[str, Collection[bytes]]) -> list[Object]:
-        calls = [(bucket_of_family(family), (family, 1, len(keys), *keys)) for family, keys in wanted.items()]
-        return [obj for reply in self._call_many("fetch", calls) for obj in unpack_objects(reply)]
+        calls: list[tuple[int, tuple[Any, ...]]] = []
+        for family, keys in wanted.items():
+            calls.append((bucket_of_family(family), (family, 1, len(keys), *keys)))
+        found: list[Object] = []
+        for reply in self._call_many("fetch", calls):
+            found += unpack_objects(reply)
+        return found
 
     def present(self, thread_ids: Sequence[str]) -> set[str]:
         calls = [(name, "") for name in thread_ids]
@@ -215,7 +220,7 @@ class Reading(Calls):
         return found
 
     def list_checkpoints(self, query: Query) -> list[Stored]:
-        return [listed(row) for row in self._rows(query)]
+        return list(map(listed, self._rows(query)))
 
     def clock(self) -> float:
         """Return the time of the server; of a cluster, of one of them."""
@@ -228,15 +233,25 @@ class Reading(Calls):
             thread_id=query.thread_id, namespace=query.namespace, before_seq=query.before_seq,
             after_seq=query.after_seq, order=query.order, hidden=query.hidden,
         )  # fmt: skip
+        counted: int | None = None
         if query == simple and query.thread_id is not None and query.hidden != "only":
-            names = self._namespaces(query, query.thread_id)
-            is_visible = int(query.hidden == "no")
-            replies = [self._ask("count", query.thread_id, name, *range_of(query), is_visible) for name in names]
-            counted = [found[1] for found in replies if found is not None]
-            # The script does not count where segments are hidden as a whole.
-            if all(reply[0] == b"found" for reply in counted):
-                return sum(reply[1] for reply in counted)
-        return len(self._rows(query))
+            counted = self._counted(query, query.thread_id)
+        if counted is None:
+            counted = len(self._rows(query))
+        return counted
+
+    def _counted(self, query: Query, thread_id: str) -> int | None:
+        """Return the count of the server; None: it does not count where segments are hidden as a whole."""
+        total = 0
+        for name in self._namespaces(query, thread_id):
+            found = self._ask("count", thread_id, name, *range_of(query), int(query.hidden == "no"))
+            if found is None:
+                continue
+            _, reply = found
+            if reply[0] != b"found":
+                return None
+            total += int(reply[1])
+        return total
 
     def _namespaces(self, query: Query, thread_id: str) -> Collection[str]:
         if query.namespace is not None:
@@ -448,7 +463,8 @@ class Reading(Calls):
     def _shown_rows(self, names: Mapping[int, Sequence[str]]) -> dict[str, Any]:
         """Return what threads are listed by, whose names are given by bucket."""
         try:
-            replies = list(self._call_many("shown", [(bucket, (len(some), *some)) for bucket, some in names.items()]))
+            calls = [(bucket, (len(some), *some)) for bucket, some in names.items()]
+            replies = list(self._call_many("shown", calls))
         except CheckpointCorrupted:
             # One of them is damaged, and has spoiled the answer about all: each is asked for by itself.
             replies = []
@@ -483,9 +499,7 @@ class Reading(Calls):
         prefix = line_name(thread_id, "").encode()
         own_segments: dict[int, tuple[Place, ...]] = {}
         all_segments: dict[int, tuple[Place, ...]] = {}
-        for number_text, value in pairs(segments):
-            segment = int(number_text)
-            line, follows = unpack_segment(segment, value)
+        for segment, line, follows in _segments_in(segments):
             if line.startswith(prefix):
                 own_segments[segment] = follows
             if ancestry:
@@ -509,7 +523,7 @@ class Reading(Calls):
         if not segments:
             return {}
         flat = self._call(bucket_of_family(family), "segments", family, older, len(segments), *segments)
-        return {int(segment): unpack_segment(int(segment), value)[1] for segment, value in pairs(flat)}
+        return {segment: follows for segment, _, follows in _segments_in(flat)}
 
     def newest(self, thread_id: str, limit: int, branches: bool, without: str | None) -> Newest | None:
         found = self._ask("family_lines", thread_id, int(branches))
@@ -531,7 +545,7 @@ class Reading(Calls):
         found: list[Stored] = []
         for line, reply in zip(plain, self._ask_many("page", calls), strict=True):
             if reply is not None:
-                found += [listed(row) for row in page_rows(line.thread_id, line.namespace, reply)]
+                found += map(listed, page_rows(line.thread_id, line.namespace, reply))
         for line in lines:
             if line.is_hiding:
                 query = Query(thread_id=line.thread_id, namespace=line.namespace, after_seq=after, limit=limit)
@@ -550,7 +564,7 @@ class Reading(Calls):
         found = self._ask("log", thread_id, limit)
         if found is None:
             return []
-        return [unpack_log(value, int(seq)) for seq, value in pairs(found[1][1])]
+        return _operations_in(found[1][1])
 
     def raw(self, thread_id: str, family_threads: bool) -> RawThread | None:
         found = self._ask("raw", thread_id, int(family_threads))
@@ -560,8 +574,8 @@ class Reading(Calls):
         fields = dict(pairs(flat))
         last = dict(pairs(newest))
         owners: dict[bytes, set[int]] = {}
-        for segment, value in pairs(segments):
-            owners.setdefault(unpack_segment(int(segment), value)[0], set()).add(int(segment))
+        for segment, line, _ in _segments_in(segments):
+            owners.setdefault(line, set()).add(segment)
         lines: dict[str, RawLine] = {}
         for name, state in _states_of(fields):
             head = state.checkpoint_id if state.digest is not None else None
@@ -571,8 +585,8 @@ class Reading(Calls):
         writes: list[tuple[Key, Write]] = []
         for namespace, checkpoint_id, held in attached:
             key = Key(thread_id, namespace.decode(), checkpoint_id.decode())
-            writes += [(key, write) for write in raw_writes(key.checkpoint_id, held)]
-        operations = [unpack_log(value, int(seq)) for seq, value in pairs(log)]
+            for write in raw_writes(key.checkpoint_id, held):
+                writes.append((key, write))
         return RawThread(
             thread_id,
             fields[b"family"].decode(),
@@ -581,8 +595,8 @@ class Reading(Calls):
             _origin_of(fields, thread_id),
             number(began),
             frozenset(map(number, pins)),
-            [unpack_hidden(stretch) for stretch in stretches],
-            sorted(operations, key=lambda operation: operation.seq),
+            list(map(unpack_hidden, stretches)),
+            sorted(_operations_in(log), key=lambda operation: operation.seq),
             sorted(writes, key=lambda each: each[1].seq),
             unpack_shared_states(shared_states, thread_id),
             fields.get(b"note", b""),
@@ -628,6 +642,19 @@ def _found_arguments(search: Search, wanted: Wanted, after: Position | None, cou
     end = prefix_end(search.prefix) or ""
     since = max(search.since or 0, since)
     return search.prefix, end, since, *place, count, len(wanted.labels), *labels
+
+
+def _segments_in(flat: Sequence[bytes]) -> Iterator[tuple[int, bytes, tuple[Place, ...]]]:
+    """Yield the segments that the script found, each with its line and with what it follows."""
+    for text, value in pairs(flat):
+        segment = int(text)
+        line, follows = unpack_segment(segment, value)
+        yield segment, line, follows
+
+
+def _operations_in(flat: Sequence[bytes]) -> list[Operation]:
+    """Return the entries of a log that the script found."""
+    return [unpack_log(value, int(seq)) for seq, value in pairs(flat)]
 
 
 def _positions(flat: Sequence[bytes]) -> list[Position]:
