@@ -14,6 +14,7 @@ from everstep.stores.protocol import (
     Change,
     Draft,
     Hidden,
+    Hit,
     Key,
     Loaded,
     Move,
@@ -301,6 +302,16 @@ def plain(raw: RawThread) -> RawThread:
     )
 
 
+async def identities_of(store: Store, *names: str) -> list[bytes]:
+    """Return by what the families of some threads are known among all of all stores."""
+    return [(await required(store.raw(name))).identity for name in names]
+
+
+def moved_by(distance: int) -> Callable[[renumber.Kind, int], int]:
+    """Return what moves numbers of any kind by so much."""
+    return lambda _, number: number + distance
+
+
 def places_of(found: Iterable[Stored]) -> list[tuple[str, str]]:
     """Return the threads and the ids, in order."""
     return [(stored.record.key.thread_id, stored.record.key.checkpoint_id) for stored in found]
@@ -309,6 +320,21 @@ def places_of(found: Iterable[Stored]) -> list[tuple[str, str]]:
 async def names_found(store: Store, **asked: Any) -> list[str]:
     """Return the names of the threads that a search finds."""
     return [hit.whole.record.key.thread_id for hit in await store.search(Search(**asked))]
+
+
+def names_of(hits: Iterable[Hit]) -> list[str]:
+    """Return the names of threads that were found, in order."""
+    return [hit.position.thread_id for hit in hits]
+
+
+def bodies_of(loaded: Loaded) -> list[tuple[int, bytes]]:
+    """Return the places and the bodies of the pending writes, in order."""
+    return [(write.idx, write.body) for write in loaded.writes]
+
+
+def steps_of(found: Iterable[Stored]) -> list[tuple[str, int]]:
+    """Return the threads and the steps, in order."""
+    return [(stored.record.key.thread_id, stored.record.step) for stored in found]
 
 
 def as_listed(loaded: Loaded) -> Loaded:

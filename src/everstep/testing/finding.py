@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from everstep.stores.protocol import Change, Hidden, Key, Move, Operation, Search, Store, Write
-from everstep.testing.builders import committed, follow, make_record, names_found, put
+from everstep.testing.builders import committed, follow, make_record, names_found, names_of, put
 
 
 class FindingContract:
@@ -81,16 +81,18 @@ class FindingContract:
         await store.delete("t3")
         await store.commit(follow("t0", "d"))  # moves to the front
         rest = await store.search(Search(after=first[-1].position, limit=3))
-        assert [hit.position.thread_id for hit in (*first, *rest)] == ["t6", "t5", "t4", "t2", "t1"]
+        assert names_of((*first, *rest)) == ["t6", "t5", "t4", "t2", "t1"]
         odd = await store.search(Search(filter={"k": 1}, limit=1))
         more = await store.search(Search(filter={"k": 1}, after=odd[-1].position))
-        assert [hit.position.thread_id for hit in (*odd, *more)] == ["t5", "t1"]
+        assert names_of((*odd, *more)) == ["t5", "t1"]
 
     async def test_pages_of_what_many_have_and_of_what_few_have_are_whole(self, store: Store) -> None:
-        names = [f"{'ab'[n % 3 > 0]}{n}" for n in range(60)]
-        metadata = {name: {"all": 1, "half": n % 2, "few": n % 20, "old": n < 10} for n, name in enumerate(names)}
-        for name in names:
+        metadata: dict[str, dict[str, Any]] = {}
+        for n in range(60):
+            name = f"b{n}" if n % 3 else f"a{n}"
+            metadata[name] = {"all": 1, "half": n % 2, "few": n % 20, "old": n < 10}
             await store.commit(put(make_record("c", name, metadata=metadata[name])))
+        names = list(metadata)
         # The threads that get a second checkpoint below move to the front, one after the other.
         order = [name for name in names[::-1] if name not in names[:60:7]]
         for name in names[:60:7]:
@@ -101,13 +103,14 @@ class FindingContract:
             ("b", {"half": 0, "few": 4}), ("", {"old": True}), ("", {"all": 1, "old": True}), ("", {"all": 2}),
         ]  # fmt: skip
         for prefix, entries in asked:
-            expected = [n for n in order if n.startswith(prefix) and entries.items() <= metadata[n].items()]
+            fitting = [name for name in order if name.startswith(prefix)]
+            expected = [name for name in fitting if entries.items() <= metadata[name].items()]
             # Pages of one, pages that end within what is found, and one page that holds it all.
             for limit in (1, 7, 100):
                 search = Search(prefix=prefix, filter=entries, limit=limit)
                 found: list[str] = []
                 while hits := await store.search(search):
-                    found += [hit.position.thread_id for hit in hits]
+                    found += names_of(hits)
                     search = replace(search, after=hits[-1].position)
                 assert found == expected, (prefix, entries, limit)
 

@@ -10,6 +10,7 @@ from everstep.errors import BaseGone
 from everstep.stores.protocol import BaseRef, Change, Draft, Hidden, Key, Operation, Store, Write
 from everstep.testing.builders import (
     Reopen,
+    bodies_of,
     committed,
     follow,
     hashes_of,
@@ -30,9 +31,8 @@ class PendingWritesContract:
         await store.put_writes(key, [Write("task", 0, "channel", leaf.hash, b"body", 9, "path")], [leaf])
         await store.commit(put(make_record()))
         loaded = await required(store.read("t", writes=True))
-        assert [w._replace(seq=0) for w in loaded.writes] == [
-            Write("task", 0, "channel", leaf.hash, b"body", 9, "path")
-        ]
+        (write,) = loaded.writes
+        assert write._replace(seq=0) == Write("task", 0, "channel", leaf.hash, b"body", 9, "path")
         assert await store.fetch(loaded.stored.family, [leaf.hash]) == [leaf]
 
     async def test_of_regular_writes_the_first_stays_of_special_ones_the_last(self, store: Store) -> None:
@@ -41,7 +41,7 @@ class PendingWritesContract:
         for body in (b"first", b"second"):
             await store.put_writes(key, [Write("t1", 0, "a", b"", body, 0), Write("t1", -1, "err", b"", body, 0)], [])
         loaded = await required(store.read("t", writes=True))
-        assert [(w.idx, w.body) for w in loaded.writes] == [(-1, b"second"), (0, b"first")]
+        assert bodies_of(loaded) == [(-1, b"second"), (0, b"first")]
 
     async def test_writes_come_in_the_order_of_path_task_and_index(self, store: Store) -> None:
         key = Key("t", "", "c1")
@@ -70,7 +70,7 @@ class PendingWritesContract:
 
         async def check_shown(held: Store, body: bytes) -> None:
             loaded = await required(held.read("t", writes=True))
-            assert [(write.idx, write.body) for write in loaded.writes] == [(n, body) for n in (-1, 0, 1)]
+            assert bodies_of(loaded) == [(-1, body), (0, body), (1, body)]
 
         async def hide(**change: Any) -> None:
             loaded = await required(store.read("t", writes=True))
@@ -111,7 +111,7 @@ class PendingWritesContract:
         (operation,) = await store.operations("t", 1)
         await store.commit(Change(thread_id="t", show=[operation.seq]))
         loaded = await required(store.read("t", writes=True))
-        assert [write.body for write in loaded.writes] == [b"first"]
+        assert bodies_of(loaded) == [(0, b"first")]
 
     async def test_hidden_writes_are_kept_by_a_sweep_and_go_with_their_checkpoint(self, store: Store) -> None:
         leaf = make_object(b"leaf")
@@ -135,16 +135,14 @@ class PendingWritesContract:
         leaf = make_object(b"leaf")
         other = make_object(b"other")
         value = make_object(b"value")
-        drafts = []
+        drafts: list[Draft] = []
+        writes: list[tuple[Key, Write]] = []
         for name, root in (("", leaf), ("inner", other)):
             source = await committed(store, put(make_record("c", namespace=name, roots=[root]), root))
             record = make_record("c", "branch", namespace=source.record.key.namespace, roots=[root])
             record = record._replace(parents=(source.record.key,))
             drafts.append(Draft(record, [value], [BaseRef(source.record.key, source.digest)]))
-        writes = [
-            (draft.record.key, Write("task", 0, "a", value.hash, draft.record.key.namespace.encode(), 0))
-            for draft in drafts
-        ]
+            writes.append((record.key, Write("task", 0, "a", value.hash, name.encode(), 0)))
         change = Change(
             thread_id="branch",
             build=lambda _: drafts[0],

@@ -26,11 +26,13 @@ from everstep.testing.builders import (
     elsewhere,
     follow,
     hashes_of,
+    identities_of,
     ids,
     keys_of,
     kinds_of,
     make_object,
     make_record,
+    moved_by,
     names_found,
     new_thread,
     plain,
@@ -42,6 +44,7 @@ from everstep.testing.builders import (
     take_over,
     thread_ids_of,
 )
+from everstep.transfer import renumber
 
 
 class TakingOverContract:
@@ -88,14 +91,15 @@ class TakingOverContract:
     async def test_a_family_has_an_identity_for_life(self, store: Store, reopen: Reopen) -> None:
         for name in ("t", "other", "deleted"):
             await store.commit(follow(name, "c"))
-        before = [await store.raw(name) for name in ("t", "other", "deleted")]
+        before = await identities_of(store, "t", "other", "deleted")
         await store.delete("deleted")
         store = await reopen()
         # The same name again is another family, so it must not get the identity of the deleted one.
         await store.commit(follow("deleted", "c"))
-        after = [await store.raw(name) for name in ("t", "other", "deleted")]
-        assert [raw.identity for raw in before[:2] if raw] == [raw.identity for raw in after[:2] if raw]
-        assert len({raw.identity for raw in before + after if raw}) == 4
+        after = await identities_of(store, "t", "other", "deleted")
+        assert before[:2] == after[:2]
+        assert before[2] not in after
+        assert len(set(after)) == 3
 
     async def test_reserved_numbers_are_not_given(self, store: Store) -> None:
         await committed(store, follow("other", "o"))
@@ -122,16 +126,17 @@ class TakingOverContract:
             query = Query(thread_id=name, namespace=None, hidden="also")
             ours = await source.list_checkpoints(query)
             theirs = await store.list_checkpoints(query)
-            assert [s.record for s in theirs] == [s.record for s in ours]
-            assert [(s.seq, s.segment) for s in theirs] == [(number(s.seq), number(s.segment)) for s in ours]
-            assert [(s.pinned, s.hidden, s.digest) for s in theirs] == [(s.pinned, s.hidden, s.digest) for s in ours]
+            for their, our in zip(theirs, ours, strict=True):
+                assert their.record == our.record
+                assert (their.seq, their.segment) == (number(our.seq), number(our.segment))
+                assert (their.pinned, their.hidden, their.digest) == (our.pinned, our.hidden, our.digest)
             assert await store.count(query) == len(ours)
             assert await store.count(Query(thread_id=name)) == await source.count(Query(thread_id=name))
         one = await required(source.thread("t", ancestry=True))
         other = await required(store.thread("t", ancestry=True))
-        assert {number(segment) for segment in one.ancestry} == other.ancestry.keys()
-        assert {number(segment) for segment in one.segments} == other.segments.keys()
-        assert {number(seq) for seq in one.protected} == other.protected
+        assert set(map(number, one.ancestry)) == other.ancestry.keys()
+        assert set(map(number, one.segments)) == other.segments.keys()
+        assert set(map(number, one.protected)) == other.protected
         assert other.heads == one.heads
         read = await required(store.read("t", "", "c-1", objects=True))
         assert len(read.objects) == 2
@@ -140,11 +145,11 @@ class TakingOverContract:
 
     async def test_taking_over_again_changes_nothing(self, store: Store) -> None:
         parts, _ = await take_over(store, await elsewhere(), "t", "branch")
-        before = [await raw_thread(store, name) for name in ("t", "branch")]
+        before = await raw_thread(store, "t"), await raw_thread(store, "branch")
         protected = await store.thread("t", ancestry=True)
         for part in parts:
             await store.adopt(part)
-        assert [await raw_thread(store, name) for name in ("t", "branch")] == before
+        assert (await raw_thread(store, "t"), await raw_thread(store, "branch")) == before
         assert await store.thread("t", ancestry=True) == protected
         query = Query(thread_id="t", namespace=None, hidden="also")
         assert await store.count(query) == len(await store.list_checkpoints(query)) == 5
@@ -162,8 +167,8 @@ class TakingOverContract:
         assert theirs.segment == theirs.seq == too.segment
         one = await required(source.thread("t"))
         other = await required(store.thread("t"))
-        follows = [(place.key, number(place.segment), number(place.seq)) for place in one.segments[ours.segment]]
-        assert [tuple(place) for place in other.segments[theirs.segment]] == follows
+        for their, our in zip(other.segments[theirs.segment], one.segments[ours.segment], strict=True):
+            assert their == (our.key, number(our.segment), number(our.seq))
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ids(
             await source.list_checkpoints(Query(thread_id="t"))
         )
@@ -286,29 +291,27 @@ class TakingOverContract:
     async def test_whole_new_threads_come_at_once(self, store: Store, reopen: Reopen) -> None:
         source = MemoryStore()
         await store.commit(follow("old", "x"))
-        parts = [await new_thread(source, name) for name in ("a", "b")]
+        parts = [await new_thread(source, "a"), await new_thread(source, "b")]
         await store.adopt_new(parts)
         store = await reopen()
 
         for part in parts:
             listed = await store.list_checkpoints(Query(thread_id=part.thread_id, namespace=None))
-            theirs = [loaded.stored for loaded in await store.read_many(keys_of(listed[::-1]))]
+            theirs = await store.read_many(keys_of(listed[::-1]))
             # Numbers may be moved as a whole; the distance of the first one then holds for all of them.
-            by = theirs[0].seq - part.checkpoints[0].seq
-            assert [s.record for s in theirs] == [s.record for s in part.checkpoints]
-            numbers = [(s.seq + by, s.segment + by, s.added_bytes) for s in part.checkpoints]
-            assert [(s.seq, s.segment, s.added_bytes) for s in theirs] == numbers
+            by = theirs[0].stored.seq - part.checkpoints[0].seq
+            moved = moved_by(by)
+            for their, our in zip(theirs, part.checkpoints, strict=True):
+                expected = renumber.stored(our, moved)
+                assert their.stored.record == our.record
+                assert (their.stored.seq, their.stored.segment) == (expected.seq, expected.segment)
+                assert their.stored.added_bytes == our.added_bytes
             found = await raw_thread(store, part.thread_id)
-            given = plain(part.threads[0])
-            assert found.lines.keys() == given.lines.keys()
-            for namespace, line in given.lines.items():
-                segments = frozenset(segment + by for segment in line.segments)
-                assert found.lines[namespace] == line._replace(segments=segments)
-            assert found.writes == [(key, write._replace(seq=write.seq + by)) for key, write in given.writes]
+            given = plain(renumber.thread(part.threads[0], moved))
+            assert (found.lines, found.writes) == (given.lines, given.writes)
             thread = await required(store.thread(part.thread_id, ancestry=True))
-            for segment, follows in part.segments.items():
-                placed = [place._replace(segment=place.segment + by, seq=place.seq + by) for place in follows]
-                assert list(thread.ancestry[segment + by]) == placed
+            for segment, follows in renumber.segments(part.segments, moved).items():
+                assert tuple(thread.ancestry[segment]) == follows
             loaded = await required(store.read(part.thread_id, "", "c-1", objects=True))
             assert len(loaded.objects) == 2
             assert await names_found(store, filter={"of": part.thread_id}) == [part.thread_id]
