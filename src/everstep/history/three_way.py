@@ -198,15 +198,15 @@ class _Planner:
                 return theirs
             if like_theirs == like_base:
                 return ours
-        container = None
-        if ours is not None and theirs is not None:
-            container = yield from self._container(path, base, ours, theirs, certain)
+        container = yield from self._container(path, base, ours, theirs, certain)
         return container or _Clash(path, base, ours, theirs)
 
     def _container(
-        self, path: str, base: Node | None, ours: Node, theirs: Node, certain: bool
+        self, path: str, base: Node | None, ours: Node | None, theirs: Node | None, certain: bool
     ) -> Need[_Container | None]:
         """Plan a value part by part; None if it is not the same kind of container on both sides."""
+        if ours is None or theirs is None:
+            return None
         container = yield from self._mapping(path, base, ours, theirs, certain)
         if container is None:
             container = yield from self._list(path, base, ours, theirs, certain)

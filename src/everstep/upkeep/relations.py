@@ -110,20 +110,24 @@ def _order_findings(raw: RawThread, entries: Sequence[Entry]) -> Iterator[Findin
         # Nearly all follow the one before them.
         if previous is not None and entry.parents == (previous.key,) and entry.segment <= previous.seq < entry.seq:
             continue
-        if entry.segment > entry.seq:
-            yield _finding("segment", "it stands before its segment", raw, entry.key.checkpoint_id)
-            continue
         by_key = by_key or {other.key: other for other in entries}
-        parent = only_parent(entry, by_key)
-        # Adapters name parents in their own way.
-        if entry.kind or parent is None:
-            continue
-        if parent.seq > entry.seq:
-            yield _finding("checkpoint", "it stands before its parent", raw, entry.key.checkpoint_id)
-        elif entry.segment != entry.seq and previous is not None and previous.key != parent.key:
-            yield _finding(
-                "segment", "it does not follow the one before it in its segment", raw, entry.key.checkpoint_id
-            )
+        found = _out_of_order(entry, previous, only_parent(entry, by_key))
+        if found is not None:
+            yield _finding(*found, raw, entry.key.checkpoint_id)
+
+
+def _out_of_order(entry: Entry, previous: Entry | None, parent: Entry | None) -> tuple[str, str] | None:
+    """Return what is wrong with the place of a checkpoint, as a kind of finding and in words."""
+    if entry.segment > entry.seq:
+        return "segment", "it stands before its segment"
+    # Adapters name parents in their own way.
+    if entry.kind or parent is None:
+        return None
+    if parent.seq > entry.seq:
+        return "checkpoint", "it stands before its parent"
+    if entry.segment != entry.seq and previous is not None and previous.key != parent.key:
+        return "segment", "it does not follow the one before it in its segment"
+    return None
 
 
 def _name_findings(entries: Sequence[Entry]) -> Iterator[Finding]:

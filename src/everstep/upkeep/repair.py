@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from base64 import b64encode
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -235,12 +235,11 @@ def _folder_of(store: Store) -> str:
 def _dropped(before: RawThread, after: RawThread) -> list[Lost]:
     """Return what a thread has no longer: parts of it that name what is not there, or say nothing."""
     name = before.thread_id
-    lost = [
-        Lost("an operation of the log", name, stored=each) for each in _without(before.operations, after.operations)
-    ]
-    lost += [
-        Lost("a hidden stretch", name, each.namespace, stored=each) for each in _without(before.hidden, after.hidden)
-    ]
+    lost: list[Lost] = []
+    for operation in _without(before.operations, after.operations):
+        lost.append(Lost("an operation of the log", name, stored=operation))
+    for stretch in _without(before.hidden, after.hidden):
+        lost.append(Lost("a hidden stretch", name, stretch.namespace, stored=stretch))
     for key, write in _without(before.writes, after.writes):
         lost.append(Lost("a pending write", name, key.namespace, key.checkpoint_id, write))
     for seq in sorted(before.pinned - after.pinned):
@@ -327,52 +326,53 @@ def settle(
     raws: Mapping[str, RawThread],
 ) -> Settled:
     """Return a thread with nothing in it that names what is not there. Pure."""
-    actions: list[str] = []
     entries = _in_segments(own)
+    hidden = [stretch for stretch in raw.hidden if stretch.namespace in raw.lines and is_in_order(stretch)]
+    changed = raw._replace(
+        hidden=hidden,
+        lines=_lines(raw, entries, Covers(hidden)),
+        pinned=raw.pinned.intersection([entry.seq for entry in entries]),
+        writes=_whole_writes(raw, tainted),
+        shared_states=_states(raw, tainted, raws),
+        began=_began(raw, family),
+        operations=[each for each in raw.operations if says_which_tag(each) and says_what(each)],
+    )
+    actions: list[str] = []
     if entries != list(own):
         actions.append("checkpoints are put into segments of their own")
-    hidden = [stretch for stretch in raw.hidden if stretch.namespace in raw.lines and is_in_order(stretch)]
-    if len(hidden) != len(raw.hidden):
-        actions.append("hidden stretches without sense are lifted")
-    lines = _lines(raw, entries, Covers(hidden), actions)
-    seqs = {entry.seq for entry in entries}
-    pinned = frozenset(raw.pinned & seqs)
-    if pinned != raw.pinned:
-        actions.append("pins of what is not stored are dropped")
-    writes = _whole_writes(raw, tainted)
-    if len(writes) != len(raw.writes):
-        actions.append(f"{len(raw.writes) - len(writes)} pending writes whose values are damaged are dropped")
-    states = _states(raw, tainted, raws)
-    if states != {name: list(held) for name, held in raw.shared_states.items()}:
-        actions.append("states in common with others that are damaged are dropped")
-    began = raw.began
-    if began and not _is_origin_stored(raw, family):
-        began = 0
-        actions.append("its beginning is not stored any more")
-    operations = [operation for operation in raw.operations if says_which_tag(operation) and says_what(operation)]
-    if len(operations) != len(raw.operations):
-        actions.append("operations that do not say which tag they are about, which name or which note, are dropped")
+    actions += _changes(raw, changed)
     if not actions:
         return Settled(raw, entries, actions)
-    changed = raw._replace(
-        lines=lines, hidden=hidden, pinned=pinned, writes=writes, shared_states=states, began=began,
-        operations=operations,
-    )  # fmt: skip
     return Settled(changed, entries, actions)
 
 
-def _lines(raw: RawThread, entries: Sequence[Entry], covers: Covers, actions: list[str]) -> dict[str, RawLine]:
-    """Return the namespaces of a thread with heads that are stored, and add to the actions."""
+def _changes(before: RawThread, after: RawThread) -> Iterator[str]:
+    """Yield what was changed of a thread, in words."""
+    if len(after.hidden) != len(before.hidden):
+        yield "hidden stretches without sense are lifted"
+    for namespace, line in before.lines.items():
+        head = after.lines[namespace].head
+        where = f" of namespace {namespace!r}" if namespace else ""
+        if head != line.head:
+            yield f"the head{where} is {head!r} now, and was {line.head!r}"
+    if after.pinned != before.pinned:
+        yield "pins of what is not stored are dropped"
+    if len(after.writes) != len(before.writes):
+        yield f"{len(before.writes) - len(after.writes)} pending writes whose values are damaged are dropped"
+    if after.shared_states != {name: list(held) for name, held in before.shared_states.items()}:
+        yield "states in common with others that are damaged are dropped"
+    if after.began != before.began:
+        yield "its beginning is not stored any more"
+    if len(after.operations) != len(before.operations):
+        yield "operations that do not say which tag they are about, which name or which note, are dropped"
+
+
+def _lines(raw: RawThread, entries: Sequence[Entry], covers: Covers) -> dict[str, RawLine]:
+    """Return the namespaces of a thread with heads that are stored."""
     lines: dict[str, RawLine] = {}
     for namespace, line in raw.lines.items():
         own = [entry for entry in entries if entry.key.namespace == namespace]
         lines[namespace] = _line(line, own, covers, is_copy=bool(raw.note))
-        head = lines[namespace].head
-        if head != line.head:
-            where = ""
-            if namespace:
-                where = f" of namespace {namespace!r}"
-            actions.append(f"the head{where} is {head!r} now, and was {line.head!r}")
     return lines
 
 
@@ -385,11 +385,14 @@ def _whole_writes(raw: RawThread, tainted: Collection[bytes]) -> list[tuple[Key,
     return writes
 
 
-def _is_origin_stored(raw: RawThread, family: Sequence[Entry]) -> bool:
-    """Whether the checkpoint where a branch began is stored, under the number it had; a thread that is none began."""
+def _began(raw: RawThread, family: Sequence[Entry]) -> int:
+    """Return the number of the checkpoint where a branch began; 0 if it is not stored any more under that number."""
     if raw.origin is None:
-        return True
-    return any(entry.key == raw.origin and entry.seq == raw.began for entry in family)
+        return raw.began
+    for entry in family:
+        if entry.key == raw.origin and entry.seq == raw.began:
+            return raw.began
+    return 0
 
 
 def _states(raw: RawThread, tainted: Collection[bytes], raws: Mapping[str, RawThread]) -> dict[str, list[SharedState]]:
