@@ -76,7 +76,8 @@ def _name(value: Any) -> str:
 def _fields(value: Any) -> Iterable[tuple[str | None, Any]] | None:
     """Return what an object consists of, by name, if its class declares that: what its repr shows."""
     if dataclasses.is_dataclass(value):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr]
+        shown_fields = [field.name for field in dataclasses.fields(value) if field.repr]
+        return [(name, getattr(value, name)) for name in shown_fields]
     # Models of pydantic, without importing it.
     shown = getattr(type(value), "__repr_args__", None)
     if shown is not None:
@@ -88,7 +89,13 @@ def _fields(value: Any) -> Iterable[tuple[str | None, Any]] | None:
 
 
 def _named(fields: Iterable[tuple[str | None, Any]]) -> list[str]:
-    return [_text(held) if name is None else f"{name}={_text(held)}" for name, held in fields]
+    texts: list[str] = []
+    for name, held in fields:
+        text = _text(held)
+        if name is not None:
+            text = f"{name}={text}"
+        texts.append(text)
+    return texts
 
 
 def _joined(texts: Iterable[str]) -> str:

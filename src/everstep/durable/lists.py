@@ -143,7 +143,11 @@ async def signal(engine: CheckpointEngine, thread_id: str, event: str, value: An
         metadata = head.record.metadata
         _check_goes_on(thread_id, metadata)
         waits = metadata.get("run_waits", ())
-        waiting = next((str(wait["key"]) for wait in waits if wait.get("event") == name), "")
+        waiting = ""
+        for wait in waits:
+            if wait.get("event") == name:
+                waiting = str(wait["key"])
+                break
         about = {"op": "event", "key": f"event {new_token()}", "event": name, "wait": waiting}
         values = as_results([Draft(about, {"event": name, "value": value})])
         summary = f"event: {waiting or about['key']}"
@@ -235,7 +239,11 @@ async def recover(engine: CheckpointEngine, concurrency: int) -> list[RunInfo]:
 
 async def recover_one_by_one(engine: CheckpointEngine) -> list[RunInfo]:
     """Take up every run that has something to do, one after the other, on the blocking face."""
-    found = [info for info in await recoverable(engine) if engine._programs.find(info.name).is_blocking]
+    found: list[RunInfo] = []
+    for info in await recoverable(engine):
+        program = engine._programs.find(info.name)
+        if program.is_blocking:
+            found.append(info)
     for info in found:
         runner = functions.runner_of(engine, engine._programs.find(info.name))
         await _take_when_let_go(runner, info)

@@ -66,11 +66,20 @@ def _named(entry: Operation) -> list[str] | None:
     details = entry.data.get("details")
     if type(details) is not dict:
         return None
-    named = [details[name] for name in ("namespace", "checkpoint_id", "tag") if type(details.get(name)) is str]
-    return named if len(named) == 3 else None
+    named: list[str] = []
+    for name in ("namespace", "checkpoint_id", "tag"):
+        if type(details.get(name)) is not str:
+            return None
+        named.append(details[name])
+    return named
 
 
 def _changes(tags: Mapping[str, bool]) -> TagChanges:
-    given = tuple(tag for tag, is_given in tags.items() if is_given)
-    taken = frozenset(tag for tag, is_given in tags.items() if not is_given)
-    return TagChanges(given, taken)
+    given: list[str] = []
+    taken: list[str] = []
+    for tag, is_given in tags.items():
+        if is_given:
+            given.append(tag)
+        else:
+            taken.append(tag)
+    return TagChanges(tuple(given), frozenset(taken))

@@ -42,6 +42,7 @@ from everstep.langgraph.import_writes import TargetWrites
 from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.langgraph.stock_savers import Attached, Source, SourceEntry, SourceRow, open_source
 from everstep.opening.addresses import is_address, is_in_memory
+from everstep.reports import counted
 from everstep.runtime import checks
 from everstep.runtime.blocking import SyncFace, run_to_end
 from everstep.runtime.calls import Figures, public_call
@@ -238,8 +239,7 @@ class _Mover:
         return cast(int, await size())
 
     def _count(self, **more: int) -> None:
-        totals = {name: getattr(self.report, name) + number for name, number in more.items()}
-        self.report = replace(self.report, **totals)
+        self.report = counted(self.report, **more)
 
     def _tell(self) -> None:
         report = self.report

@@ -181,15 +181,17 @@ class _Measure:
         raw = await self._store.raw(thread_id)
         if raw is None:
             return
-        roots = [common.root.children for shared_states in raw.shared_states.values() for common in shared_states]
-        roots += [write.children for _, write in raw.writes]
+        roots = raw.roots()
         written = sum([len(write.children) + len(write.body) for _, write in raw.writes])
         listed = await self._store.list_checkpoints(Query(thread_id=thread_id, namespace=None, hidden="also"))
         keys = [stored.record.key for stored in listed]
         records = 0
         for start in range(0, len(keys), _READ_MAX):
             records += await self._add_records(keys[start : start + _READ_MAX], roots)
-        await self._add_objects({key for root in roots for key in hashes(root)})
+        wanted: set[bytes] = set()
+        for children in roots:
+            wanted.update(hashes(children))
+        await self._add_objects(wanted)
         added = Sizes(threads=1, checkpoints=len(keys), record_bytes=records, write_bytes=written)
         self.sizes = self.sizes + added
 

@@ -489,6 +489,18 @@ class RawThread(NamedTuple):
     family_threads: Sequence[str] = ()
     """If asked for: every thread of the family, this one included. Not looked at by `adopt`."""
 
+    @property
+    def active(self) -> int:
+        """When it was active last, in any of its namespaces."""
+        return max((line.active for line in self.lines.values()), default=0)
+
+    def roots(self) -> list[bytes]:
+        """Return what it refers to besides its checkpoints: the children of pending writes, and of states in common."""
+        found = [write.children for _, write in self.writes]
+        for shared_states in self.shared_states.values():
+            found += [common.root.children for common in shared_states]
+        return found
+
 
 class Part(NamedTuple):
     """A part of a family that comes from another store. Its numbers are the ones it shall have here.

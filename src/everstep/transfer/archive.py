@@ -163,6 +163,21 @@ def place_row(place: Place) -> list[Any]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
+def unpack_plain(content: bytes) -> Any:
+    """Return what a part of a file holds: plain values."""
+    try:
+        return PLAIN_CODEC.unpack(content)
+    except CheckpointCorrupted:
+        raise
+    except EverstepError as exc:  # such as a class
+        raise out_of_shape("it holds what no export holds") from exc
+
+
+def is_item(row: Any) -> bool:
+    """Whether that is a list with a kind."""
+    return type(row) is list and bool(row) and type(row[0]) is int
+
+
 class ItemReader:
     """Reads items, one after the other."""
 
@@ -192,16 +207,11 @@ class ItemReader:
         content = self._frames.read()
         if content is None:
             raise CheckpointCorrupted("the file ends too early: it was cut off, or its writer was stopped")
-        try:
-            items = PLAIN_CODEC.unpack(content)
-        except CheckpointCorrupted:
-            raise
-        except EverstepError as exc:  # such as a class: an export holds plain values only
-            raise out_of_shape("it holds what no export holds") from exc
+        items = unpack_plain(content)
         if type(items) is not list or not items:
             raise out_of_shape("a frame is not a list of items")
         for item in items:
-            if type(item) is not list or not item or type(item[0]) is not int:
+            if not is_item(item):
                 raise out_of_shape("an item is not a list with a kind")
         self._items = items[::-1]
 

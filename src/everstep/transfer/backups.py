@@ -11,7 +11,6 @@ rested on: such a family is written whole.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, InvalidInput, StoreError, StoreUnavailable
-from everstep.reports import BackupReport, CopyReport
+from everstep.reports import BackupReport, CopyReport, counted
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Key, Store
 from everstep.transfer import archive, chains, frames
@@ -195,7 +194,7 @@ async def _restore_whole(
 
 def _sum(one: CopyReport, other: CopyReport) -> CopyReport:
     names = ("threads", "checkpoints", "objects", "bytes", "skipped", "verified")
-    return dataclasses.replace(one, **{name: getattr(one, name) + getattr(other, name) for name in names})
+    return counted(one, **{name: getattr(other, name) for name in names})
 
 
 class _ChangedFamilies(StoreSource):

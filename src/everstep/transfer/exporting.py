@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from everstep.errors import CheckpointCorrupted, InvalidInput, StoreError, StoreFull
-from everstep.reports import CopyProgress, CopyReport, ExportReport
+from everstep.reports import CopyProgress, CopyReport, ExportReport, counted
 from everstep.runtime import checks
 from everstep.runtime.blocking import run_to_end
 from everstep.stores.protocol import Key, Object
@@ -302,7 +302,7 @@ class Exporter:
             await self._run(self._items.flush)
 
     def _count(self, **more: int) -> None:
-        self.report = replace(self.report, **{name: getattr(self.report, name) + n for name, n in more.items()})
+        self.report = counted(self.report, **more)
 
     def _tell(self) -> None:
         if self._progress is not None:

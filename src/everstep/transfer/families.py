@@ -396,12 +396,7 @@ def entry_of(stored: Stored) -> Entry:
 
 def roots_of(raw: RawThread) -> list[bytes]:
     """Return the hashes that a thread needs besides its checkpoints."""
-    roots: list[bytes] = []
-    for common in chain.from_iterable(raw.shared_states.values()):
-        roots += hashes(common.root.children)
-    for _, write in raw.writes:
-        roots += hashes(write.children)
-    return roots
+    return hashes(b"".join(raw.roots()))
 
 
 def family_spans(family: Family) -> dict[renumber.Kind, tuple[int, int]]:

@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from everstep.errors import CheckpointCorrupted, EverstepError
 from everstep.stores.protocol import Key, Object, RawThread, Stored
-from everstep.stores.records import PLAIN_CODEC, pack_record, record_digest
+from everstep.stores.records import pack_record, record_digest
 from everstep.transfer import archive
 from everstep.transfer.archive import (
     CHANGED,
@@ -107,15 +106,11 @@ _COUNTED = (THREAD, SEGMENTS, INDEX)
 
 
 def _unpack_row(packed: bytes) -> Item:
-    try:
-        row = PLAIN_CODEC.unpack(packed)
-    except CheckpointCorrupted:
-        raise
-    except EverstepError as exc:
-        raise out_of_shape("it holds what no export holds") from exc
-    if type(row) is not list or not row or type(row[0]) is not int:
+    row = archive.unpack_plain(packed)
+    if not archive.is_item(row):
         raise out_of_shape("a row is not a list with a kind")
-    return row
+    found: Item = row
+    return found
 
 
 def _items_of(rows: Sequence[Item]) -> Iterator[Item]:

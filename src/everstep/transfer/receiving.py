@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
 from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history import checkpoint_tree
-from everstep.reports import CopyProgress, CopyReport
+from everstep.reports import CopyProgress, CopyReport, counted
 from everstep.stores.protocol import Key, Object, Part, RawThread, Record, Store, Stored
 from everstep.stores.records import pack_record, record_digest
 from everstep.transfer import families, renumber
@@ -117,7 +116,7 @@ class Target:
 
     def count(self, **more: int) -> None:
         """Add to the report."""
-        self.report = replace(self.report, **{name: getattr(self.report, name) + n for name, n in more.items()})
+        self.report = counted(self.report, **more)
 
     def tell(self) -> None:
         """Say how far it is, if somebody wants to know."""
@@ -442,11 +441,7 @@ def _is_done(raw: RawThread, there: _There) -> bool:
     note = there.notes.get(raw.thread_id)
     if found is None or note is None or note.fingerprint is None:
         return False
-    return renumber.difference(raw, found) is None and _active(raw) == _active(found)
-
-
-def _active(raw: RawThread) -> int:
-    return max((line.active for line in raw.lines.values()), default=0)
+    return renumber.difference(raw, found) is None and raw.active == found.active
 
 
 def _among(raw: RawThread, names: Collection[str]) -> RawThread:

@@ -389,12 +389,10 @@ class _Walk:
 
 def roots_of(look: Look) -> list[bytes]:
     """Return what a thread refers to: its checkpoints, pending writes, and the states it has in common with others."""
-    found = [entry.children for entry in look.entries if entry.children]
+    found = [entry.children for entry in look.entries]
     if look.raw is not None:
-        found += [write.children for _, write in look.raw.writes if write.children]
-        for state in chain.from_iterable(look.raw.shared_states.values()):
-            found.append(state.root.children)
-    return found
+        found += look.raw.roots()
+    return list(filter(None, found))
 
 
 def _together(roots: Iterable[bytes]) -> bytes:

@@ -15,7 +15,7 @@ import dataclasses
 import enum
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from everstep.errors import CheckpointCorrupted, InvalidInput
@@ -276,7 +276,7 @@ class _PydanticForm:
         # vars() keeps the order fields were set in, and fields_set is what exclude_unset reads.
         values = vars(model).copy()
         if not values.keys() <= self._own_fields:  # as in few models: a cached property, an excluded field
-            values = {name: held for name, held in values.items() if name in self._own_fields or self._is_kept(held)}
+            values = _own_or_kept(values, self._own_fields, self._is_kept)
         private = model.__pydantic_private__
         if private is not None:
             private = _only(private, lambda held: _is_set(held) and self._is_kept(held))
@@ -419,7 +419,7 @@ class _DataclassForm:
                 state[name] = getattr(value, name)
         state |= getattr(value, "__dict__", {})
         state.pop("__orig_class__", None)  # what a generic class was written with; no part of the value
-        return {name: held for name, held in state.items() if name in self._field_names or self._is_kept(held)}
+        return _own_or_kept(state, self._field_names, self._is_kept)
 
     def _field_names_in_order(self) -> list[str]:
         return [field.name for field in self._fields]
@@ -477,6 +477,11 @@ def _check_layout(cls: type) -> None:
 def _only(held: Mapping[str, Any], is_kept: IsKept) -> dict[str, Any]:
     """Return those entries whose values are kept."""
     return {name: value for name, value in held.items() if is_kept(value)}
+
+
+def _own_or_kept(held: Mapping[str, Any], own: Collection[str], is_kept: IsKept) -> dict[str, Any]:
+    """Return those entries that have a name of its own fields, or whose values are kept."""
+    return {name: value for name, value in held.items() if name in own or is_kept(value)}
 
 
 def _default_of(default: Any, factory: Any, what: str) -> Any:

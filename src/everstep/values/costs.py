@@ -67,7 +67,18 @@ _QUICK = (
     (5 + TAGGED, _TAG_FIRSTS),
 )
 """What a part weighs at most without what is in it, by the bytes that it may begin with."""
-_KINDS = bytes([next(kind for kind, (_, firsts) in enumerate(_QUICK) if first in firsts) for first in range(0x100)])
+
+
+def _kinds() -> bytes:
+    """Return which of these a part is, by the byte that it begins with."""
+    found = bytearray(0x100)
+    for kind, (_, firsts) in enumerate(_QUICK):
+        for first in firsts:
+            found[first] = kind
+    return bytes(found)
+
+
+_KINDS = _kinds()
 _WITH_PAIRS = 3  # the kind of mappings
 _QUICK_BYTE = min(each for each, _ in _QUICK)
 

@@ -46,7 +46,11 @@ def holds(value: Any, kinds: frozenset[type]) -> bool:
 
 def rows_hold(rows: list[tuple[Any, ...]], kinds: frozenset[type]) -> bool:
     """Whether there is something of these types in rows that the packer has packed, and that hold no containers."""
-    return any(not kinds.isdisjoint(_types(column)) for columns in _columns(rows) for column in columns)
+    for columns in _columns(rows):
+        for column in columns:
+            if not kinds.isdisjoint(_types(column)):
+                return True
+    return False
 
 
 def _any_holds(columns: Sequence[list[Any]], kinds: frozenset[type]) -> bool:

@@ -140,7 +140,7 @@ class Walker:
 
     def each_size(self, nodes: Iterable[Node]) -> Need[list[int]]:
         """Return how large the value of each node is."""
-        return (yield from together([self.size_of(node) for node in nodes]))
+        return (yield from together(map(self.size_of, nodes)))
 
     def sizes_of(self, nodes: Iterable[Node]) -> Need[int]:
         """Return how large the nodes' values are together."""
@@ -289,16 +289,16 @@ class Walker:
             # The highest level only: the groups inside may be just those that seem unmatched on the other side.
             level = max(part.level for part in loose)
             yield from self.want(part.node.children for part in loose if part.level == level)
-            lists = [
-                list_._replace(parts=self._replaced(list_.parts, keep, list_.length, level))
-                for list_, keep in zip(lists, kept, strict=True)
-            ]
+            for place, keep in enumerate(kept):
+                found = lists[place]
+                lists[place] = found._replace(parts=self._replaced(found.parts, keep, found.length, level))
 
     def positions(self, found: Items, places: Collection[int]) -> Need[dict[int, int]]:
         """Return the index in the list of the items that stand at these places among its parts."""
         groups = [place for place, part in enumerate(found.parts) if part.level]
-        inner = [place for place in places if groups and groups[0] < place < groups[-1]]
-        asked = [place for place in groups if inner and place < max(inner)]  # else it is enough to count from one end
+        # Before the first group, and behind the last one, it is enough to count from one end.
+        inner = max([place for place in places if groups and groups[0] < place < groups[-1]], default=0)
+        asked = [place for place in groups if place < inner]
         counts = yield from together([self._length(found.parts[place]) for place in asked])
         indexes = _indexes(found, dict(zip(asked, counts, strict=True)))
         return {place: indexes[place] for place in places}
@@ -364,11 +364,15 @@ class Walker:
     def alike(self, nodes: Sequence[Node | None]) -> Need[list[Node | None]]:
         """Return nodes that are equal exactly if their values are: those in pieces are written anew."""
         stored = [node for node in nodes if node is not None]
-        opened = yield from together([self.resolve(node) for node in stored])
-        cut = [node for node, inner in zip(stored, opened, strict=True) if inner.body[0] in (tree.PIECES, tree.MAP)]
-        packed = yield from self.packed(cut)
-        anew = {node: bare(self.writer.item(value)) for node, value in zip(cut, packed, strict=True)}
-        return [node if node is None else anew.get(node, node) for node in nodes]
+        opened = yield from together(map(self.resolve, stored))
+        cut: list[Node] = []
+        for node, inner in zip(stored, opened, strict=True):
+            if inner.body[0] in (tree.PIECES, tree.MAP):
+                cut.append(node)
+        anew: dict[Node | None, Node] = {}
+        for node, packed in zip(cut, (yield from self.packed(cut)), strict=True):
+            anew[node] = bare(self.writer.item(packed))
+        return [anew.get(each, each) for each in nodes]
 
     def in_pieces(self, node: Node) -> Need[tree.InPieces | None]:
         """Open a value in pieces; None if it is kept otherwise."""
@@ -380,9 +384,14 @@ class Walker:
 
     def read(self, nodes: Sequence[Node | None], absent: Any = None) -> Need[list[Any]]:
         """Return the Python values of nodes, and `absent` for None."""
-        packed = yield from self.packed([node for node in nodes if node is not None])
-        found = iter(packed)
-        return [absent if node is None else self._codec.unpack(next(found)) for node in nodes]
+        packed = iter((yield from self.packed([node for node in nodes if node is not None])))
+        found: list[Any] = []
+        for node in nodes:
+            if node is None:
+                found.append(absent)
+            else:
+                found.append(self._codec.unpack(next(packed)))
+        return found
 
 
 def _matched_everywhere(count: int, matches: Sequence[Mapping[int, int]]) -> list[set[int]]:

@@ -590,7 +590,7 @@ class ChangeRows(ReadRows):
         for operation in raw.operations:
             self._save_operation(thread, operation)
         self._set_origin(thread, raw.origin, raw.began)
-        self._set_active(thread, max((line.active for line in raw.lines.values()), default=0))
+        self._set_active(thread, raw.active)
         for other, shared_states in raw.shared_states.items():
             if self.family(other) == family_name(thread.family):
                 self._keep_commons(thread, self._known(other), shared_states)
