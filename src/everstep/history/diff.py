@@ -53,8 +53,11 @@ def compare(a: Root, b: Root, codec: Codec | None = None) -> Need[list[Differenc
     for change in changes:
         nodes += (change.before, change.after)
     # All values are read at once in the end: one reading of the store, however many paths differ.
-    values = iter((yield from walker.read(nodes, MISSING)))
-    return [Difference(change.path, change.kind, next(values), next(values)) for change in changes]
+    values = yield from walker.read(nodes, MISSING)
+    differences: list[Difference] = []
+    for change, old, new in zip(changes, values[::2], values[1::2], strict=True):
+        differences.append(Difference(change.path, change.kind, old, new))
+    return differences
 
 
 def _joined(found: Iterable[list[_Change]]) -> list[_Change]:

@@ -409,8 +409,11 @@ def _conflicts(walker: Walker, clashes: list[_Clash]) -> Need[list[Conflict]]:
     nodes: list[Node | None] = []
     for clash in clashes:
         nodes += (clash.base, clash.ours, clash.theirs)
-    values = iter((yield from walker.read(nodes, MISSING)))
-    return [Conflict(clash.path, next(values), next(values), next(values)) for clash in clashes]
+    values = yield from walker.read(nodes, MISSING)
+    conflicts: list[Conflict] = []
+    for clash, base, ours, theirs in zip(clashes, values[::3], values[1::3], values[2::3], strict=True):
+        conflicts.append(Conflict(clash.path, base, ours, theirs))
+    return conflicts
 
 
 def _check_paths(resolve: Mapping[str, Any], clashes: list[_Clash]) -> None:

@@ -18,7 +18,9 @@ def names_from(
     package: str, modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package that has these names of these modules."""
-    homes = {name: module for module, names in modules.items() for name in names}
+    homes: dict[str, str] = {}
+    for module, held_names in modules.items():
+        homes |= dict.fromkeys(held_names, module)
     held = vars(sys.modules[package])
 
     def get(name: str) -> Any:

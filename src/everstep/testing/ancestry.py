@@ -90,9 +90,10 @@ class AncestryContract:
 
     async def test_a_merge_renews_what_threads_have_in_common(self, store: Store) -> None:
         first = await committed(store, put(make_record()))
+        shared_states: list[SharedState] = []
         # Two more than a thread keeps, so that the oldest ones must have made room.
-        places = [first.place._replace(seq=n) for n in range(1, SHARED_STATES_MAX + 3)]
-        shared_states = [SharedState(place, Root(b"", b"%d" % place.seq, (3,))) for place in places]
+        for n in range(1, SHARED_STATES_MAX + 3):
+            shared_states.append(SharedState(first.place._replace(seq=n), Root(b"", b"%d" % n, (3,))))
         await store.commit(
             put(make_record("b", "branch"), origin=first.record.key, shared_states={"t": shared_states[0]})
         )
@@ -209,7 +210,9 @@ class AncestryContract:
 
     async def test_segments_that_began_later_are_told_unless_they_are_hidden(self, store: Store) -> None:
         one, _two = await commit_steps(store, 2)
-        starts = [await committed(store, put(make_record(name, step=2, parents=["c-1"]))) for name in ("x", "y", "z")]
+        starts: list[Stored] = []
+        for name in ("x", "y", "z"):
+            starts.append(await committed(store, put(make_record(name, step=2, parents=["c-1"]))))
         x, y, z = seqs_of(starts)
         assert await store.started("t", "", one.seq) == [x, y, z]
         assert await store.started("t", "", x) == [y, z]
@@ -240,7 +243,9 @@ class AncestryContract:
         left = dict(stretches)
         # They are lifted in another order than they were laid, so that no store gets by with a stack.
         for name in ("b", "e", "a", "d", "c"):
-            covered = {n for after, to in left.values() for n in range(after + 1, to + 1)}
+            covered: set[int] = set()
+            for after, to in left.values():
+                covered.update(range(after + 1, to + 1))
             expected = [f"c-{n}" for n in range(8, 0, -1) if n not in covered]
             query = Query(thread_id="t")
             assert ids(await store.list_checkpoints(query)) == expected

@@ -351,7 +351,10 @@ class _Arrival:
 
         gone = there.entries.keys() - entries.keys()
         touched = {key.thread_id for key in (*gone, *moved)}
-        changed = [raw for name, raw in threads.items() if name in touched or not _is_done(raw, there)]
+        changed: list[RawThread] = []
+        for name, raw in threads.items():
+            if name in touched or not _is_done(raw, there):
+                changed.append(raw)
         objects = self._held_back()
         for batch in pieces(changed, families.PART_THREADS):
             names = {raw.thread_id for raw in batch}

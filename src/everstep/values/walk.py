@@ -81,7 +81,10 @@ def together(needs: Iterable[Need[R]]) -> Need[list[R]]:
         except StopIteration as done:
             results[place] = done.value
     while waiting:
-        answer = yield {key for _, wanted in waiting.values() for key in wanted}
+        asked: set[bytes] = set()
+        for _, wanted in waiting.values():
+            asked.update(wanted)
+        answer = yield asked
         for place, (need, _) in list(waiting.items()):
             try:
                 waiting[place] = need, need.send(answer)
