@@ -11,11 +11,12 @@ import random
 import threading
 import time
 import types
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from everstep.errors import InvalidInput
 from everstep.runtime import checks
+from everstep.runtime.contexts import holding
 from everstep.types import stopwatch
 from everstep.values.storable import described
 
@@ -43,16 +44,9 @@ def is_in_step() -> bool:
     return _key.get() is not None
 
 
-@contextlib.contextmanager
-def outside_of_steps() -> Iterator[None]:
+def outside_of_steps() -> contextlib.AbstractContextManager[None]:
     """Begin something that belongs to no step, also where a step has begun it."""
-    before = _key.get()
-    _key.set(None)
-    # Not by a token: a coroutine may be closed in another context than it was begun in.
-    try:
-        yield
-    finally:
-        _key.set(before)
+    return holding(_key, None)
 
 
 class Options(NamedTuple):

@@ -13,6 +13,7 @@ from everstep.durable import calling
 from everstep.durable.keys import outside_of_scopes
 from everstep.durable.leaving import left_by
 from everstep.errors import InvalidInput, LeaseLost, RunError, StoreError
+from everstep.runtime.contexts import holding
 
 Worker = asyncio.Task[object] | threading.Thread
 _at_work: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("everstep_runs_at_work", default=frozenset())
@@ -43,15 +44,16 @@ class CodeAtWork:
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Let the code of the run be at work here, until it comes to its end."""
-        others = _at_work.get()
-        _at_work.set(others | {self._thread_id})
         self._own_worker = _worker()
         try:
-            with outside_of_scopes(), calling.outside_of_steps():
+            with (
+                holding(_at_work, _at_work.get() | {self._thread_id}),
+                outside_of_scopes(),
+                calling.outside_of_steps(),
+            ):
                 yield
         finally:
             self._is_left = True
-            _at_work.set(others)
 
     def check_may_ask(self) -> None:
         """Raise if the code must not ask for anything here, as nobody would ask for it when the run is replayed."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from everstep.errors import InvalidInput
 from everstep.runtime import checks
+from everstep.runtime.contexts import holding
 
 KEY_MAX = 500
 # A context variable, so that tasks and threads that run side by side each have a scope of their own.
@@ -20,24 +21,13 @@ _scope: contextvars.ContextVar[str] = contextvars.ContextVar("everstep_run_scope
 @contextlib.contextmanager
 def scope(name: str) -> Iterator[None]:
     """Give the steps inside keys of their own."""
-    with _in_scope(f"{_scope.get()}{checks.text(name, 'the name of a scope', KEY_MAX)}/"):
+    with holding(_scope, f"{_scope.get()}{checks.text(name, 'the name of a scope', KEY_MAX)}/"):
         yield
 
 
 def outside_of_scopes() -> contextlib.AbstractContextManager[None]:
     """Begin a run whose keys are its own, also where a scope of another run has begun it."""
-    return _in_scope("")
-
-
-@contextlib.contextmanager
-def _in_scope(path: str) -> Iterator[None]:
-    before = _scope.get()
-    _scope.set(path)
-    # Not by a token: a coroutine may be closed in another context than it was begun in.
-    try:
-        yield
-    finally:
-        _scope.set(before)
+    return holding(_scope, "")
 
 
 class Keys:
