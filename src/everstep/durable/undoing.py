@@ -13,6 +13,7 @@ from everstep.durable import journal, modules, notes
 from everstep.durable.calling import AsyncFace, BlockingFace, Face, Options, call
 from everstep.durable.entries import ENTRIES, Entry
 from everstep.durable.live import repository_of, timeline_of
+from everstep.durable.statuses import PAUSED
 from everstep.errors import CheckpointNotFound, EffectUnknown, HeadMoved, InvalidInput, RunHeld, RunLost, RunNotFound
 from everstep.history.adapter import adapter_of
 from everstep.repository.claims import Claims
@@ -131,7 +132,7 @@ async def _note(timeline: StoreTimeline, thread_id: str, target: Key) -> None:
     If that is cut off, it must not go on as if its effects stood: nobody takes it up until it is rewound.
     """
     about = {"op": "taken back", "key": "taken back", "to": target.checkpoint_id}
-    changed = {"run_status": "paused", "run_waits": []}
+    changed = {"run_status": PAUSED, "run_waits": []}
     note = notes.Note(about, changed, f"Taken back to {target.checkpoint_id}")
     # The thread of a graph has no run: it goes on when somebody invokes the graph.
     with contextlib.suppress(RunNotFound):

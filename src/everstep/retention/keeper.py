@@ -352,8 +352,8 @@ class Keeper:
             # The store spares what is protected by now, whatever the plan says.
             await store.delete(line[0], keys=_keys(gone), spare=True)
         await self._trim_log(store, line[0])
-        taken = {candidate.item.seq for candidate in gone}
-        kept = [candidate for candidate in oldest.visible if candidate.item.seq not in taken]
+        taken = set(_keys(gone))
+        kept = [candidate for candidate in oldest.visible if candidate.key not in taken]
         count = oldest.total - (len(oldest.visible) - len(kept))
         self._remember(line, [candidate.item for candidate in kept], count, oldest.whole)
         head = thread.head_id("")

@@ -41,6 +41,7 @@ from everstep.testing.builders import (
     places_of,
     put,
     required,
+    segments_of,
     seqs_of,
     shared_states_of,
 )
@@ -121,9 +122,9 @@ class AncestryContract:
         stored = await commit_steps(store, 3)
         thread = await required(store.thread("t"))
         first = min(seqs_of(stored))
-        assert [s.segment for s in stored] == [first] * 3
+        assert segments_of(stored) == [first] * 3
         assert thread.segments == {}
-        assert [s.segment for s in await store.list_checkpoints(Query(thread_id="t"))] == [first] * 3
+        assert segments_of(await store.list_checkpoints(Query(thread_id="t"))) == [first] * 3
 
     async def test_an_older_parent_starts_a_segment(self, store: Store) -> None:
         one, _two = await commit_steps(store, 2)
@@ -270,11 +271,11 @@ class AncestryContract:
             record = make_record(f"c{n}", step=n, parents=[f"c{rng.randrange(max(0, n - 3), n)}"])
             await store.commit(put(record))
         every = await store.list_checkpoints(Query(thread_id="t", hidden="also"))
-        segments = sorted({stored.segment for stored in every})
+        segments = sorted(set(segments_of(every)))
         assert len(segments) > 2
         hidden: dict[int, Hidden] = {}
         for turn in range(24):
-            first, last = sorted(rng.sample([0, *(stored.seq for stored in every)], 2))
+            first, last = sorted(rng.sample([0, *seqs_of(every)], 2))
             stretch = Hidden("", first, last, rng.choice([None, *segments]))
             if turn < 12:
                 await store.commit(Change(thread_id="t", hide=[stretch], log=Operation("x", {})))

@@ -54,6 +54,11 @@ def make_object(body: bytes, *children: Object) -> Object:
     return Object(tree.address(below, body), below, squeeze(body))
 
 
+def make_leaves(count: int, times: int = 1) -> list[Object]:
+    """Return so many objects with nothing below them, each with a text that stands there so many times."""
+    return [make_object(b"leaf %d" % n * times) for n in range(count)]
+
+
 def make_record(
     checkpoint_id: str = "c1",
     thread_id: str = "t",
@@ -113,6 +118,16 @@ def seqs_of(found: Iterable[Stored]) -> list[int]:
     return [stored.seq for stored in found]
 
 
+def segments_of(found: Iterable[Stored]) -> list[int]:
+    """Return the numbers of the segments in order."""
+    return [stored.segment for stored in found]
+
+
+def pinned_of(found: Iterable[Stored]) -> list[bool]:
+    """Return in order whether they are pinned."""
+    return [stored.pinned for stored in found]
+
+
 def thread_ids_of(found: Iterable[Stored]) -> list[str]:
     """Return the names of the threads in order."""
     return [stored.record.key.thread_id for stored in found]
@@ -148,6 +163,14 @@ async def committed(store: Store, change: Change) -> Stored:
 async def commit_steps(store: Store, count: int, thread_id: str = "t") -> list[Stored]:
     """Add so many steps to a thread, and return them."""
     return [await committed(store, follow(thread_id, "c")) for _ in range(count)]
+
+
+async def commit_leaves(store: Store, leaves: Sequence[Object]) -> list[Key]:
+    """Add a step to a thread for each of these objects, which refers to it, and return the names of the steps."""
+    records = [make_record(f"c{n}", step=n, roots=[leaf]) for n, leaf in enumerate(leaves)]
+    for record, leaf in zip(records, leaves, strict=True):
+        await store.commit(put(record, leaf))
+    return [record.key for record in records]
 
 
 async def head_id(store: Store, thread_id: str = "t", namespace: str = "") -> str | None:

@@ -36,6 +36,7 @@ from everstep.testing.builders import (
     kinds_of,
     make_object,
     make_record,
+    pinned_of,
     put,
     required,
 )
@@ -78,7 +79,7 @@ class CommitContract:
 
         assert await head_id(store) == "c1"
         assert ids(await store.list_checkpoints(Query(thread_id="t"))) == ["c1"]
-        assert [s.pinned for s in await store.list_checkpoints(Query(thread_id="t", hidden="also"))] == [False, True]
+        assert pinned_of(await store.list_checkpoints(Query(thread_id="t", hidden="also"))) == [False, True]
         (operation,) = await store.operations("t", 10)
         assert (operation.kind, operation.data, operation.undone) == ("rewind", {"to": "c1"}, False)
 
@@ -110,7 +111,7 @@ class CommitContract:
         assert await store.read("t", "", "c2") is None
         assert await store.fetch(first.family, [leaf.hash]) == []
         assert await store.operations("t", 10) == []
-        assert [s.pinned for s in await store.list_checkpoints(Query(thread_id="t"))] == [False]
+        assert pinned_of(await store.list_checkpoints(Query(thread_id="t"))) == [False]
 
     async def test_a_log_that_cannot_be_stored_leaves_nothing(self, store: Store) -> None:
         leaf = make_object(b"leaf")
@@ -124,7 +125,7 @@ class CommitContract:
         assert await store.read("t", "", "c2") is None
         assert await store.fetch(first.family, [leaf.hash]) == []
         assert await store.operations("t", 10) == []
-        assert [s.pinned for s in await store.list_checkpoints(Query(thread_id="t"))] == [False]
+        assert pinned_of(await store.list_checkpoints(Query(thread_id="t"))) == [False]
 
     async def test_a_record_of_another_thread_is_refused(self, store: Store) -> None:
         draft = Draft(make_record(thread_id="other"), ())

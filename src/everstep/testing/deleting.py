@@ -24,6 +24,7 @@ from everstep.stores.protocol import (
 )
 from everstep.testing.builders import (
     ODD_NAMES,
+    commit_leaves,
     commit_steps,
     committed,
     follow,
@@ -32,6 +33,7 @@ from everstep.testing.builders import (
     ids,
     keys_of,
     kinds_of,
+    make_leaves,
     make_object,
     make_record,
     put,
@@ -386,12 +388,10 @@ class DeletionContract:
         assert dropped.hidden == {}
 
     async def test_garbage_is_noted_and_swept_a_little_at_a_time(self, store: Store) -> None:
-        leaves = [make_object(b"leaf %d" % n * 100) for n in range(40)]
-        for n, leaf in enumerate(leaves):
-            await store.commit(put(make_record(f"c{n}", step=n, roots=[leaf]), leaf))
+        leaves = make_leaves(40, times=100)
+        keys = (await commit_leaves(store, leaves))[:30]
         first = await required(store.thread("t"))
         assert first.garbage == 0
-        keys = [Key("t", "", f"c{n}") for n in range(30)]
         # What a sweep would remove is asked for first, and the sweep must then remove exactly that.
         pretended = await store.sweep(first.family, pretend=keys)
         await store.delete("t", keys=keys)
@@ -412,12 +412,11 @@ class DeletionContract:
         assert third.garbage == 0
 
     async def test_a_sweep_in_parts_keeps_what_is_committed_meanwhile(self, store: Store) -> None:
-        leaves = [make_object(b"leaf %d" % n) for n in range(30)]
-        for n, leaf in enumerate(leaves):
-            await store.commit(put(make_record(f"c{n}", step=n, roots=[leaf]), leaf))
+        leaves = make_leaves(30)
+        keys = await commit_leaves(store, leaves)
         loaded = await required(store.read("t"))
         family = loaded.stored.family
-        await store.delete("t", keys=[Key("t", "", f"c{n}") for n in range(29)])
+        await store.delete("t", keys=keys[:29])
         for n in range(29):
             await store.sweep(family, effort=2)
             # The same object is needed again while the sweep may have listed it as garbage already.

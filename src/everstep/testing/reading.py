@@ -13,6 +13,7 @@ from everstep.testing.builders import (
     fill,
     hashes_of,
     ids,
+    make_leaves,
     make_object,
     make_record,
     put,
@@ -84,11 +85,11 @@ class ReadingContract:
         assert await store.fetch(loaded.stored.family, [leaf.hash, missing.hash]) == [leaf]
 
     async def test_many_objects_come_back_in_one_call(self, store: Store) -> None:
-        leaves = [make_object(b"leaf %d" % n) for n in range(3000)]
+        leaves = make_leaves(3000)
         top = make_object(b"top", *leaves)
         await store.commit(put(make_record(roots=[top]), top, *leaves))
         loaded = await required(store.read("t", objects=True))
-        assert set(hashes_of(loaded.objects)) == {top.hash, *(leaf.hash for leaf in leaves)}
+        assert set(hashes_of(loaded.objects)) == {top.hash, *hashes_of(leaves)}
 
     async def test_a_record_without_objects_is_fine(self, store: Store) -> None:
         await store.commit(put(make_record()))
@@ -138,19 +139,17 @@ class ReadingContract:
         assert await store.read_many([key, key], writes=True) == []
 
     async def test_a_long_history_is_read_in_one_call(self, store: Store) -> None:
-        names = [f"c-{n}" for n in range(1, 251)]
-        for name in names:
-            await store.commit(put(make_record(name, body=name.encode())))
-        others = [make_record("c-1", f"other {n}") for n in range(10)]
-        for record in others:
+        records = [make_record(f"c-{n}", body=b"%d" % n) for n in range(250)]
+        records += [make_record("c-1", f"other {n}") for n in range(10)]
+        for record in records:
             await store.commit(put(record))
         await store.put_writes(Key("t", "", "c-7"), [Write("task", 0, "ch", b"", b"w", 1)], [])
 
-        keys = [*(Key("t", "", name) for name in reversed(names)), *(record.key for record in others)]
-        found = await store.read_many([*keys, *keys[:5]], writes=True)
+        # In another order than they came in, and some of them twice.
+        wanted = [*records[249::-1], *records[250:], *records[245:250]]
+        found = await store.read_many([record.key for record in wanted], writes=True)
 
-        assert [loaded.stored.record.key for loaded in found] == [*keys, *keys[:5]]
-        assert [loaded.stored.record.body.decode() for loaded in found[:250]] == names[::-1]
+        assert [loaded.stored.record for loaded in found] == wanted
         assert [loaded.stored.record.key.checkpoint_id for loaded in found if loaded.writes] == ["c-7"]
 
     # -- 8 exact, whatever the names

@@ -248,8 +248,8 @@ class Walker:
 
     def _opened(self, parts: list[Part], length: int) -> Need[list[Part]]:
         """Return the parts with every group opened, down to level 0."""
-        while any(part.level for part in parts):
-            yield from self.want(part.node.children for part in parts if part.level)
+        while groups := [part.node.children for part in parts if part.level]:
+            yield from self.want(groups)
             parts = self._replaced(parts, (), length)
         return parts
 
@@ -314,9 +314,8 @@ class Walker:
             inside = self.group(part)
             if part.level > 1:
                 once = {below.node.children: below for below in inside}
-                counts = yield from together([self._length(below) for below in once.values()])
-                lengths = dict(zip(once, counts, strict=True))
-                self._lengths[key] = sum([lengths[below.node.children] for below in inside])
+                yield from together(map(self._length, once.values()))
+                self._lengths[key] = sum([self._lengths[below.node.children] for below in inside])
             else:
                 self._lengths[key] = len(inside)
         return self._lengths[key]
@@ -476,8 +475,8 @@ def match(a: Sequence[Hashable], b: Sequence[Hashable]) -> dict[int, int]:
     First what both begin and end with, then what occurs once in each (patience), and the same again in between.
     """
     numbers: dict[Hashable, int] = {}
-    left = [numbers.setdefault(part, len(numbers)) for part in a]
-    right = [numbers.setdefault(part, len(numbers)) for part in b]
+    left = _numbered(a, numbers)
+    right = _numbered(b, numbers)
     found: dict[int, int] = {}
     pending = [(range(len(left)), range(len(right)), _ROUNDS_MAX)]
     while pending:
@@ -493,6 +492,11 @@ def match(a: Sequence[Hashable], b: Sequence[Hashable]) -> dict[int, int]:
             for (x_start, y_start), (x_stop, y_stop) in zip(starts, ends, strict=True):
                 pending.append((range(x_start, x_stop), range(y_start, y_stop), rounds - 1))
     return dict(sorted(found.items()))
+
+
+def _numbered(parts: Sequence[Hashable], numbers: dict[Hashable, int]) -> list[int]:
+    """Return the numbers of parts, the same for the same; a part that has none gets the next one."""
+    return [numbers.setdefault(part, len(numbers)) for part in parts]
 
 
 def _trimmed(left: list[int], right: list[int], x: range, y: range, found: dict[int, int]) -> tuple[range, range]:
