@@ -162,7 +162,10 @@ def _blocks(walker: Walker, entries: Entries, kind: str, key: str) -> Need[Ident
     """Return what is under `key` in the blocks of `content` that are of this kind."""
     blocks = yield from _mappings(walker, entries.nodes.get(_KEYS["content"]))
     kinds = yield from _each_ident(walker, blocks, "type")
-    chosen = [block for block, found in zip(blocks, kinds, strict=True) if found == [kind]]
+    chosen: list[Entries] = []
+    for block, idents in zip(blocks, kinds, strict=True):
+        if idents == [kind]:
+            chosen.append(block)
     found = yield from _each_ident(walker, chosen, key)
     return list(chain.from_iterable(found))
 
@@ -175,5 +178,5 @@ def _mappings(walker: Walker, node: Node | None) -> Need[list[Entries]]:
     if found is None:
         return []
     items = yield from walker.all_items(found)
-    opened = yield from together([walker.entries(item) for item in items])
+    opened = yield from together(map(walker.entries, items))
     return [entries for entries in opened if entries is not None]
