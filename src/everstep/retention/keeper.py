@@ -14,7 +14,7 @@ import sys
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -497,14 +497,21 @@ class Keeper:
             keys = await self._collect(store, thread, report, scope)
             if keys or outline is None or not outline.is_swept:
                 families.setdefault(thread.family, []).extend(keys)
-        for family, keys in families.items():
-            swept = await store.sweep(family, pretend=keys if dry_run else None)
-            report.objects += swept.objects
-            report.size_bytes += swept.size_bytes
+        await self._sweep(store, families, report)
         # What was deleted may still lie in a log beside the file: people who collect want it gone.
         if isinstance(store, Erasing) and not dry_run:
             await store.erase_deleted()
         return report
+
+    async def _sweep(self, store: Store, families: Mapping[str, list[Key]], report: GCReport) -> None:
+        """Sweep families, and add to the report; a dry run is told what would go of each."""
+        for family, keys in families.items():
+            pretend: list[Key] | None = None
+            if report.dry_run:
+                pretend = keys
+            swept = await store.sweep(family, pretend=pretend)
+            report.objects += swept.objects
+            report.size_bytes += swept.size_bytes
 
     async def _collect(self, store: Store, thread: Thread, report: GCReport, scope: Scope | None) -> list[Key]:
         """Apply the policy to a thread, add to the report, and return what goes."""

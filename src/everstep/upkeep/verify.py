@@ -10,14 +10,14 @@ is found each time is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from itertools import chain
 from typing import TypeAlias
 
 from everstep.errors import CheckpointCorrupted, HeadRegressed
 from everstep.reports import Finding, UpkeepProgress, VerifyReport
 from everstep.stores.inspection import Checking, ReadsEntries, finding_about, not_found_by
-from everstep.stores.protocol import Object, Query, RawThread, Search, Store
+from everstep.stores.protocol import Hit, Object, Position, Query, RawThread, Search, Store
 from everstep.upkeep.looking import DAMAGE, Look, finding_of, look_at
 from everstep.upkeep.relations import family_findings, thread_findings
 from everstep.values import compress, tree
@@ -135,27 +135,21 @@ class _Verifier:
 
     async def _unlisted(self, names: Sequence[str]) -> list[Finding]:
         """Threads that are there must be found by those who look for any, and those that are found must be there."""
-        listed: set[str] = set()
         found: list[Finding] = []
         known = set(self._report.damaged_threads)
-        after = None
-        while True:
-            try:
-                page = await self._store.search(Search(limit=_OBJECTS_AT_ONCE, after=after))
-            except DAMAGE as exc:
-                damaged = finding_of(exc, "thread", None)
-                if damaged.thread_id not in known:
-                    found.append(damaged)
-                # The rest cannot be listed, so nothing is known about it.
-                return found
-            for hit in page:
+        listed: set[str] = set()
+        try:
+            async for hit in self._hits():
                 name = hit.position.thread_id
                 listed.add(name)
                 if hit.damage is not None and name not in known:
                     found.append(finding_of(hit.damage, "thread", None))
-            if not page:
-                break
-            after = page[-1].position
+        except DAMAGE as exc:
+            damaged = finding_of(exc, "thread", None)
+            if damaged.thread_id not in known:
+                found.append(damaged)
+            # The rest cannot be listed, so nothing is known about it.
+            return found
         for name in names:
             if name not in listed and await self._is_unlisted(name):
                 found.append(finding_about("index", "it is not listed among the threads", name))
@@ -163,6 +157,14 @@ class _Verifier:
             if await self._is_empty(name):
                 found.append(finding_about("index", "it is listed, and is not there", name))
         return found
+
+    async def _hits(self) -> AsyncIterator[Hit]:
+        """Yield all threads as those see them who look for any."""
+        after: Position | None = None
+        while page := await self._store.search(Search(limit=_OBJECTS_AT_ONCE, after=after)):
+            for hit in page:
+                yield hit
+            after = page[-1].position
 
     async def _is_unlisted(self, name: str) -> bool:
         """Look again: whether a thread with a head is not found by its name."""
