@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from everstep.config import SnapshotTrigger
@@ -25,39 +26,32 @@ NOT_TAKEN = (UnstorableValue, SnapshotTooLarge)
 """Why a commit is not taken whose values are at fault: it would fail in the same way when it is tried again."""
 
 
+@dataclass
 class Recorder:
     """Makes the commits of one run, and keeps what is still to be recorded."""
 
-    def __init__(
-        self,
-        engine: CheckpointEngine,
-        repository: Repository,
-        name: str,
-        live: RunLive,
-        face: Face,
-        code: CodeAtWork,
-        replay: Replay,
-    ) -> None:
-        self._engine = engine
-        self._repository = repository
-        self._name = name
-        self._live = live
-        self._face = face
-        self._code = code
-        self._replay = replay
-        self.waits: dict[str, dict[str, Any]] = {}
-        """What the run waits for, by key: each commit tells it."""
-        self.told: tuple[str, list[Any]] | None = None
-        """The status and the waits that the last checkpoint tells of."""
-        self.last_id: str | None = None
-        """The checkpoint up to which it is known what others have recorded."""
+    engine: CheckpointEngine
+    repository: Repository
+    name: str
+    live: RunLive
+    face: Face
+    code: CodeAtWork
+    replay: Replay
+    waits: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    """What the run waits for, by key: each commit tells it."""
+    told: tuple[str, list[Any]] | None = field(default=None, init=False)
+    """The status and the waits that the last checkpoint tells of."""
+    last_id: str | None = field(default=None, init=False)
+    """The checkpoint up to which it is known what others have recorded."""
+    _pending: list[Draft] = field(default_factory=list, init=False)
+    _new_times: set[str] = field(default_factory=set, init=False)
+    """The keys of times that the code was told, and that are not stored yet."""
+    _refused: list[tuple[Draft, Exception]] = field(default_factory=list, init=False)
+    """Drafts that no commit can take, each with the reason, until whoever made it has seen that."""
+
+    def __post_init__(self) -> None:
         # Commits of one run are made one after the other: each names the head that it follows.
-        self._lock = face.lock()
-        self._pending: list[Draft] = []
-        self._new_times: set[str] = set()
-        """The keys of times that the code was told, and that are not stored yet."""
-        self._refused: list[tuple[Draft, Exception]] = []
-        """Drafts that no commit can take, each with the reason, until whoever made it has seen that."""
+        self._lock = self.face.lock()
 
     async def record(self, *drafts: Draft, status: str | None = None) -> None:
         """Record entries, together with what else there is to record by now: one commit."""
@@ -69,7 +63,7 @@ class Recorder:
         """Record entries; return why one of them can never be recorded, if that is so."""
         self._pending += drafts
         if drafts:
-            await self._face.let_others()  # what ends at the same moment comes along
+            await self.face.let_others()  # what ends at the same moment comes along
         async with self._lock:
             # Drafts are compared by identity: two steps may well record the same. Those that are not there any
             # more were taken along by another commit.
@@ -107,7 +101,7 @@ class Recorder:
         return not self._pending and self.told == (WAITING, list(self.waits.values()))
 
     async def _save_pending(self, status: str | None) -> None:
-        with self._code.stopped_by_store():
+        with self.code.stopped_by_store():
             while not await self._save_what_can_be(status):
                 pass
 
@@ -126,7 +120,7 @@ class Recorder:
                 # Not what was to be recorded is at fault, but the messages or the state: the code has to be mended.
                 # If it caught this, it would go another way than where the step is replayed.
                 if isinstance(error, NOT_TAKEN):
-                    self._code.stopped = error
+                    self.code.stopped = error
                 raise
             return not kept
 
@@ -154,7 +148,7 @@ class Recorder:
         waits = list(self.waits.values())
         if status is None:
             status = self._status_now()
-        self._live.run_metadata = self._metadata(status, waits)
+        self.live.run_metadata = self._metadata(status, waits)
         seen = self.last_id
         told = status
 
@@ -167,11 +161,11 @@ class Recorder:
                 told = RUNNING
             return {"run_status": told}
 
-        made = await self._live.record(
-            self._engine,
+        made = await self.live.record(
+            self.engine,
             _trigger(batch),
             as_results(batch),
-            is_caught_up=status == DONE or (self._replay.is_caught_up and self._code.is_here()),
+            is_caught_up=status == DONE or (self.replay.is_caught_up and self.code.is_here()),
             metadata_after=status_after,
             **_about(batch),
         )
@@ -182,22 +176,22 @@ class Recorder:
         await self._look_for_others(made)
 
     def _metadata(self, status: str, waits: list[dict[str, Any]]) -> dict[str, Any]:
-        metadata = {"run": self._name, "run_status": status, "run_waits": waits}
-        if self._replay.repeats_effects:
+        metadata = {"run": self.name, "run_status": status, "run_waits": waits}
+        if self.replay.repeats_effects:
             metadata["run_effects"] = "allow"
         return metadata
 
     def _status_now(self) -> str:
         # As long as anything else may be at work, others shall take the run up if this process dies.
-        if self.waits and not self._code.is_side_by_side():
+        if self.waits and not self.code.is_side_by_side():
             return WAITING
         return RUNNING
 
     async def _look_for_others(self, made: str) -> None:
         """Note what others have recorded in the thread meanwhile: answers, events."""
-        thread_id = self._live.thread_id
-        recorded = self._replay.journal
-        stored = self._repository.memory.head(thread_id, "")
+        thread_id = self.live.thread_id
+        recorded = self.replay.journal
+        stored = self.repository.memory.head(thread_id, "")
         before = self.last_id
         self.last_id = made
         # What follows the last entry of ours at once has nothing of others in between.
@@ -207,7 +201,7 @@ class Recorder:
         if before is not None and await self._is_left_behind(before):
             # The thread was rewound: what this attempt goes by is not what is recorded there any more.
             raise RunLost(thread_id)
-        entries, seq = await journal.load_since(self._repository, thread_id, recorded.last_seq)
+        entries, seq = await journal.load_since(self.repository, thread_id, recorded.last_seq)
         recorded.last_seq = seq
         for entry in entries:
             if entry.op in ("answer", "event"):
@@ -215,7 +209,7 @@ class Recorder:
                 self.waits.pop(entry.about.get("wait", entry.key), None)
 
     async def _is_left_behind(self, checkpoint_id: str) -> bool:
-        loaded = await self._repository.store.read(self._live.thread_id, "", checkpoint_id)
+        loaded = await self.repository.store.read(self.live.thread_id, "", checkpoint_id)
         return loaded is None or loaded.stored.hidden
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from everstep.durable.calling import Options
@@ -16,34 +17,34 @@ from everstep.errors import ReplayMismatch
 from everstep.reports import Difference
 
 
+@dataclass
 class Replay:
     """What is recorded of a run, and how far its code has come with it."""
 
-    def __init__(self, program: Program, live: RunLive, code: CodeAtWork) -> None:
-        self._program = program
-        self._live = live
-        self._code = code
-        self.journal = Journal()
-        self.repeats_effects = False
-        """Whether the run is in a branch that performs effects again."""
-        self.is_caught_up = True
-        """Whether the code has made again all that is recorded, as far as it goes one step after the other."""
+    program: Program
+    live: RunLive
+    code: CodeAtWork
+    journal: Journal = field(default_factory=Journal, init=False)
+    repeats_effects: bool = field(default=False, init=False)
+    """Whether the run is in a branch that performs effects again."""
+    is_caught_up: bool = field(default=True, init=False)
+    """Whether the code has made again all that is recorded, as far as it goes one step after the other."""
 
     def begin(self, recorded: Journal) -> None:
         """Go by what was recorded before: the code begins once more."""
         self.journal = recorded
-        self._live.is_replaying = True
+        self.live.is_replaying = True
         self.is_caught_up = False
 
     def find(self, op: str, key: str) -> Entry | None:
         """Return what is recorded of something that the code asks for now."""
         # Not yet when it asks for the last thing that is recorded: what it makes of that comes after.
         self.is_caught_up = not self.journal.has_more()
-        self._code.note_where()
+        self.code.note_where()
         found = self.journal.find(op, key)
         # Once the code has caught up with what is recorded, decorated calls are saved again.
-        if self._live.is_replaying and not self.journal.has_more():
-            self._live.is_replaying = False
+        if self.live.is_replaying and not self.journal.has_more():
+            self.live.is_replaying = False
         return found
 
     def is_same_step(self, entry: Entry, arguments: Arguments, options: Options) -> bool:
@@ -51,7 +52,7 @@ class Replay:
         if entry.about["args"] == arguments.digest:
             return True
         self.check_not_forked_at(entry)
-        if self._program.on_change == "rerun" and options.effect == "none" and entry.about["effect"] == "none":
+        if self.program.on_change == "rerun" and options.effect == "none" and entry.about["effect"] == "none":
             return False
         what = f"has recorded step {entry.key!r} with other arguments than the code asks for now"
         raise self._mismatch(entry, what, entry.values, arguments)
@@ -69,9 +70,9 @@ class Replay:
 
     def _mismatch(self, entry: Entry, what: str, recorded: Mapping[str, Any], arguments: Arguments) -> ReplayMismatch:
         differences = differences_of(recorded, arguments.shown)
-        mismatch = ReplayMismatch(self._live.thread_id, entry.key, what, differences)
+        mismatch = ReplayMismatch(self.live.thread_id, entry.key, what, differences)
         # Remembered, since the code may catch the error: what it would do after that is not what the run does.
-        self._code.stopped = mismatch
+        self.code.stopped = mismatch
         return mismatch
 
     def check_all_asked_for(self) -> None:
@@ -79,20 +80,20 @@ class Replay:
         left = self.journal.not_asked_for()
         # With "rerun", steps without an effect may have gone from the code: nothing in the world speaks of
         # them.
-        if self._program.on_change == "rerun":
+        if self.program.on_change == "rerun":
             left = [entry for entry in left if entry.about.get("effect") != "none"]
         if not left:
             return
         self.check_not_forked_at(left[0])
         names = ", ".join([repr(entry.key) for entry in left[:5]])
         raise ReplayMismatch(
-            self._live.thread_id, left[0].key, f"has recorded steps that the code does not ask for any more: {names}"
+            self.live.thread_id, left[0].key, f"has recorded steps that the code does not ask for any more: {names}"
         )
 
     def check_not_forked_at(self, entry: Entry) -> None:
         """Raise Forked if the run goes on in a branch from there: it shall, or does so already."""
         # What it does already holds for whoever takes it up now.
-        if self._program.on_change == "fork" or entry.key in self.journal.forks:
+        if self.program.on_change == "fork" or entry.key in self.journal.forks:
             raise Forked(entry)
 
 
