@@ -259,7 +259,6 @@ async def test_lists_go_by_id_across_threads_and_namespaces(saver: FacedSaver) -
     assert await saver.keys(at("a", None)) == [key for key in keys if key[0] == "a"]
     for ns in ("", "sub"):
         assert await saver.keys(at("a", ns)) == [key for key in keys if key[:2] == ("a", ns)]
-    assert await saver.keys(at(None, "sub")) == [key for key in keys if key[1] == "sub"]
     assert await saver.keys(at("none", None)) == await saver.keys(at("a", "none")) == []
 
 
@@ -734,6 +733,15 @@ async def test_a_config_must_name_a_thread(saver: FacedSaver) -> None:
             with pytest.raises(InvalidInput, match="thread"):
                 await call(config)
     assert await saver.keys() == []
+
+
+async def test_a_list_is_of_one_thread_unless_it_is_asked_for_all_of_them(saver: FacedSaver) -> None:
+    await saver.add("c1", {"a": 1}, thread="somebody's")
+
+    for config in [*NOWHERE[1:], at(None, ""), at(None, name="c1"), {"configurable": {"user_id": "somebody"}}]:
+        with pytest.raises(InvalidInput, match="thread"):
+            await saver.listed(config)
+    assert await saver.keys(None) == [("somebody's", "", "c1")]
 
 
 BAD_PARTS: list[tuple[str, Any, str]] = [

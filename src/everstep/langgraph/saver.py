@@ -421,7 +421,8 @@ def _query(config: Config | None, wanted: Any, before: Config | None, limit: Any
     if not isinstance(wanted, Mapping) or not all(isinstance(key, str) for key in wanted):
         raise InvalidInput("filter is a dict of metadata keys (strings) and values")
     query = Query(
-        thread_id=configs.thread_id(inner) if inner.get("thread_id") is not None else None,
+        # A config without a thread is a mistake, and must not show the threads of everybody: only None asks for all.
+        thread_id=configs.thread_id(inner) if config is not None else None,
         namespace=configs.namespace(inner) if inner.get("checkpoint_ns") is not None else None,
         checkpoint_id=configs.checkpoint_id(inner),
         before_id=configs.checkpoint_id(configs.configurable(before, "before")) if before is not None else None,
