@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -835,6 +836,8 @@ async def test_a_thread_of_the_engine_is_not_taken_for_one_of_langgraph(saver: F
 def test_wrong_options_are_named(tmp_path: Any) -> None:
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: HarnessCheckpointer(backend=5), "backend="),
+        (lambda: HarnessCheckpointer("agent.db"), "not str; .*from_url"),  # type: ignore[arg-type]
+        (lambda: HarnessCheckpointer(Path("agent.db")), "from_url"),  # type: ignore[arg-type]
         (lambda: HarnessCheckpointer(allow=["x"]), "allow="),  # type: ignore[list-item]
         (lambda: HarnessCheckpointer(retention=5), "retention"),  # type: ignore[arg-type]
         (lambda: HarnessCheckpointer.from_url(5), "URL"),  # type: ignore[arg-type]

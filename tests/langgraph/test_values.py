@@ -496,6 +496,15 @@ def test_a_class_may_be_registered_or_allowed() -> None:
     assert_same_channels(allowed.get(at())["channel_values"], {"v": value})
 
 
+@pytest.mark.parametrize("options", [{}, {"allow": [Plain]}, {"strict": True}, {"strict": True, "allow": [Plain]}])
+def test_a_refusal_says_what_helps(options: Any) -> None:
+    """An object of a plain class is not helped by `allow=`: only its own two functions can keep it."""
+    with pytest.raises(UnstorableValue, match=r"register\(cls, to_state=\.\.\., from_state=") as refused:
+        HarnessCheckpointer(**options).put(at(), checkpoint("c1", {"v": Plain()}))
+    if "strict" not in options:
+        assert "pass it in allow=" not in str(refused.value)
+
+
 texts = st.text(st.characters(exclude_categories=()))
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | texts | st.binary(),

@@ -57,7 +57,13 @@ SAFE: frozenset[Name] = frozenset(
 _SAFE_MODULES = frozenset(module for module, _ in SAFE)
 
 ADVICE = (
-    "the saver does not rebuild its class; pass it in allow=[...], call everstep.register(cls), or store plain data"
+    "the saver does not know how to rebuild its class; call everstep.register(cls, to_state=..., from_state=...), or "
+    "store plain data"
+)
+_ADVICE_STRICT = (
+    "the saver is strict and rebuilds only the classes that it is allowed; pass a dataclass, pydantic model, enum or "
+    "named tuple in allow=[...]; for any other class call everstep.register(cls, to_state=..., from_state=...), or "
+    "store plain data"
 )
 
 
@@ -85,7 +91,7 @@ class Kinds:
         self._passing: dict[type, Registered] = {}
         """Classes that cannot be found by name; not many are held, because a function may define ever more of them."""
         self._local = LocalClasses()
-        self.codec = codec.Codec(self, ADVICE)
+        self.codec = codec.Codec(self, _ADVICE_STRICT if strict else ADVICE)
 
     def extended(self, allow: Iterable[type | tuple[str, ...]]) -> Kinds:
         """Return the same rules with more classes allowed."""
@@ -215,9 +221,24 @@ class Kinds:
     def _rebuilt_otherwise(self, cls: type, name: Name) -> Registered | None:
         ways = class_forms.secret_ways(cls)
         if ways is None and self._serde is not None and self._is_allowed(name):
-            serde = self._serde
-            ways = (lambda value: list(serde.dumps_typed(value)), lambda state: serde.loads_typed(tuple(state)))
+            ways = _ways_of_serializer(self._serde)
         return Registered(cls, ":".join(name), *ways) if ways is not None else None
+
+
+def _ways_of_serializer(serde: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return how LangGraph's serializer keeps objects and gets them back."""
+
+    def to_state(value: Any) -> list[Any]:
+        try:
+            return list(serde.dumps_typed(value))
+        except TypeError as exc:
+            reason = "allow= alone is not enough; call everstep.register(cls, to_state=..., from_state=...)"
+            raise TypeError(f"{exc}: {reason}") from exc
+
+    def from_state(state: Any) -> Any:
+        return serde.loads_typed(tuple(state))
+
+    return to_state, from_state
 
 
 _PASSING_MAX = 64

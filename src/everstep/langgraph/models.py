@@ -116,6 +116,12 @@ class OnBackend(NeedsAsync):
 
 def backend_of(config: CheckpointerConfig) -> StoreBackend:
     """Return the backend that a configuration names."""
+    if not isinstance(config, CheckpointerConfig):
+        # LangGraph's own savers take an open connection here.
+        raise InvalidInput(
+            f"config is a CheckpointerConfig, not {type(config).__name__}; HarnessCheckpointer.from_url(...) takes the "
+            "path of a file or a URL, and opens its connections itself"
+        )
     own: dict[str, Any] = {}
     if config.backend is CheckpointBackend.POSTGRES:
         own = {"dsn": config.postgres_dsn}
