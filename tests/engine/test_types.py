@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, assert_type
 
 import pytest
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 
 import everstep
@@ -139,6 +140,8 @@ def never_called(saver: HarnessCheckpointer, tasks: TaskManager) -> None:
     assert_type(safe_invoke(Typed(), 5, {}), str)
     assert_type(TaskManager(Typed(), saver).resume_task("t"), str)
     assert_type(tasks.rollback_task("t", "c"), dict[str, Any])
+    # As with LangGraph's own savers, so that a strict program need not change.
+    assert_type(saver.put({}, {}), RunnableConfig)
     safe_invoke(5, 5, {})  # type: ignore[arg-type]
     TaskManager("no graph", saver)  # type: ignore[arg-type]
 

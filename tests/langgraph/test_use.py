@@ -46,7 +46,7 @@ def together(work: Any, count: int = WORKERS) -> list[Any]:
 
 
 def talk(saver: HarnessCheckpointer, thread: str) -> None:
-    config = at(thread)
+    config: Any = at(thread)
     for step in range(STEPS):
         values = {"messages": conversation(thread, step + 1)}
         config = saver.put(config, checkpoint(number(step), values, {"messages": step}), {}, {"messages": step})
@@ -54,7 +54,7 @@ def talk(saver: HarnessCheckpointer, thread: str) -> None:
 
 
 async def atalk(saver: HarnessCheckpointer, thread: str) -> None:
-    config = at(thread)
+    config: Any = at(thread)
     for step in range(STEPS):
         values = {"messages": conversation(thread, step + 1)}
         config = await saver.aput(config, checkpoint(number(step), values, {"messages": step}), {}, {"messages": step})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 __all__ = [
     "BaseCheckpointSaver",
     "CheckpointTuple",
+    "RunnableConfig",
     "SavedTuple",
     "maybe_add_typed_methods",
     "new_checkpoint_id",
@@ -21,13 +22,16 @@ __all__ = [
 V = TypeVar("V")
 
 if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
     from langgraph.checkpoint.serde.base import maybe_add_typed_methods
 else:
     try:
+        from langchain_core.runnables import RunnableConfig
         from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
         from langgraph.checkpoint.serde.base import maybe_add_typed_methods
     except ImportError:  # everything works without it, on its own
+        RunnableConfig = dict[str, Any]
 
         class BaseCheckpointSaver(Generic[V]):
             """Stands in for LangGraph's base class."""

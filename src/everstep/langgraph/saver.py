@@ -32,6 +32,7 @@ from everstep.langgraph.checkpoints import Saved, Threads, is_call
 from everstep.langgraph.classes import Kinds
 from everstep.langgraph.compat import (
     BaseCheckpointSaver,
+    RunnableConfig,
     SavedTuple,
     maybe_add_typed_methods,
     new_checkpoint_id,
@@ -225,17 +226,19 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
 
     # -- writing
 
-    def put(self, config: Config, checkpoint: Any, metadata: Any = None, new_versions: Any = None) -> Any:
+    def put(self, config: Config, checkpoint: Any, metadata: Any = None, new_versions: Any = None) -> RunnableConfig:
         """Store a checkpoint that follows the one `config` names, and return the config that names it."""
         return run_to_end(self._put(self._blocking, config, checkpoint, metadata, new_versions))
 
-    async def aput(self, config: Config, checkpoint: Any, metadata: Any = None, new_versions: Any = None) -> Any:
+    async def aput(
+        self, config: Config, checkpoint: Any, metadata: Any = None, new_versions: Any = None
+    ) -> RunnableConfig:
         """Store a checkpoint that follows the one `config` names, and return the config that names it."""
         return await self._put(self._threads, config, checkpoint, metadata, new_versions)
 
     async def _put(
         self, threads: Threads, config: Config, checkpoint: Any, metadata: Any, new_versions: Any
-    ) -> dict[str, Any]:
+    ) -> RunnableConfig:
         thread_id, namespace, parent = configs.place_of(config)
         if not isinstance(checkpoint, (dict, Mapping)):
             raise InvalidInput(f"a checkpoint is a dict, not {type(checkpoint).__name__}")
@@ -245,14 +248,14 @@ class HarnessCheckpointer(OnBackend, BaseCheckpointSaver[Any]):
         if given is not None:
             key = Key(thread_id, namespace, checks.checkpoint_id(given))
             await threads.put(key, parent, checkpoint, kept, new_versions)
-            return configs.config_of(*key)
+            return _config_of(key)
 
         async def put_under_new_id() -> Key:
             key = Key(thread_id, namespace, new_checkpoint_id())
             await threads.put(key, parent, checkpoint, kept, new_versions, fresh=True)
             return key
 
-        return configs.config_of(*await under_new_name(put_under_new_id))
+        return _config_of(await under_new_name(put_under_new_id))
 
     def put_writes(self, config: Config, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
         """Attach a task's results to the checkpoint that `config` names, which may come later."""
@@ -394,6 +397,10 @@ def _check_fields(checkpoint: Mapping[str, Any], new_versions: Any) -> None:
     for entry in (seen or {}).values():
         if type(entry) is not dict:
             checks.kind(entry, dict, "an entry of versions_seen")
+
+
+def _config_of(key: Key) -> RunnableConfig:
+    return cast(RunnableConfig, configs.config_of(*key))
 
 
 async def _get(threads: Threads, config: Config) -> SavedTuple | None:
