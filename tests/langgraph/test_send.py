@@ -59,7 +59,7 @@ class Script:
     def __init__(self, **acts: Callable[[Any], Any]) -> None:
         self.acts, self.ran = acts, list[str]()
 
-    def graph(self, saver: FacedSaver | HarnessCheckpointer, **options: Any) -> Any:
+    def graph(self, saver: FacedSaver | HarnessCheckpointer | bool, **options: Any) -> Any:
         graph: Any = StateGraph(Work)
         before = START
         for name in self.acts:
@@ -663,6 +663,27 @@ async def test_a_request_that_was_taken_back_is_taken_again(saver: FacedSaver, p
     await post(graph, logs("two"), T, request_id="2")
     saver.whole.engine.sync.rewind(start, thread_id="t")
     assert await post(graph, logs("two"), T, request_id="2") == logs("one", "act", "two", "act")
+
+
+async def test_a_turn_that_was_taken_back_runs_its_subgraph_with_a_memory(
+    saver: FacedSaver, post: Callable[..., Any]
+) -> None:
+    """LangGraph takes a subgraph for finished that has a turn before to remember."""
+    inner = Script(note=log("noted"))
+    builder: Any = StateGraph(Work)
+    builder.add_node("act", log("act"))
+    builder.add_node("inner", inner.graph(True))
+    builder.add_edge(START, "act")
+    builder.add_edge("act", "inner")
+    graph = builder.compile(checkpointer=saver.whole)
+    for turn in ("one", "two"):
+        await post(graph, logs(turn), T)
+    point = next(state for state in graph.get_state_history(T) if state.next == ("inner",))
+    for again in (None, logs("three")):
+        saver.whole.engine.sync.rewind(point.config["configurable"]["checkpoint_id"], thread_id="t", namespace="")
+        inner.ran.clear()
+        await post(graph, again, T)
+        assert inner.ran == ["note"] * (1 if again is None else 2)
 
 
 @pytest.mark.parametrize("kind", ["memory"], indirect=True)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import operator
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.func import entrypoint
-from langgraph.graph import START, StateGraph
+from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 
@@ -554,6 +555,80 @@ async def test_a_question_stands_again_after_a_rollback(make: Callable[..., Face
     assert [asked.value for asked in again["__interrupt__"]] == ["?"]
     assert (await tasks.get_task_status("t"))["status"] == "interrupted"
     assert await tasks.resume_task("t", "no") == {"logs": ["no"]}
+
+
+class Rounds(TypedDict, total=False):
+    rounds: Annotated[int, operator.add]
+    stage: str
+
+
+class Remembering:
+    """A graph that goes twice through a subgraph with a memory of its own; the subgraph counts what it has done."""
+
+    def __init__(self) -> None:
+        class Memory(TypedDict, total=False):
+            stage: str
+            seen: Annotated[int, operator.add]
+
+        self.inner = Script(count=lambda _: {"seen": 1}, check=lambda _: {})
+        self.outer = Script(look=lambda _: {"rounds": 1}, think=lambda state: {"stage": f"round {state['rounds']}"})
+        graph = self.outer.graph(Rounds)
+        graph.add_node("inner", self.inner.graph(Memory).compile(checkpointer=True))
+        graph.add_edge("think", "inner")
+        graph.add_conditional_edges("inner", lambda state: "look" if state["rounds"] < 2 else END, ["look", END])
+        self.graph = graph
+
+    def seen(self, saver: HarnessCheckpointer) -> Any:
+        """Return how often the subgraph remembers to have run."""
+        found = saver.get_tuple(at(ns="inner"))
+        assert found is not None
+        return found.checkpoint["channel_values"]["seen"]
+
+
+@pytest.mark.parametrize("by_hand", [[], ["__copy__"], ["think"], ["think", "think"]])
+async def test_a_subgraph_that_remembers_runs_again_after_a_rewind(
+    make: Callable[..., Faced], saver: FacedSaver, by_hand: list[str]
+) -> None:
+    """LangGraph itself takes it for finished there, because of the turn before."""
+    script = Remembering()
+    tasks = make(script.graph)
+    await tasks.create_task({"rounds": 0}, task_id="t")
+    expected = await tasks.resume_task("t")
+    assert (script.inner.ran, script.seen(saver.whole)) == (["count", "check"] * 2, 2)
+    point = next(entry for entry in await tasks.get_task_history("t") if "inner" in entry["next"])
+
+    script.inner.ran.clear()
+    assert await tasks.rollback_task("t", point["checkpoint_id"]) == expected
+    assert (script.inner.ran, script.seen(saver.whole)) == (["count", "check"], 2)
+
+    script.inner.ran.clear()
+    saver.whole.engine.sync.rewind(point["checkpoint_id"], thread_id="t", namespace="")
+    graph = script.graph.compile(saver.whole)
+    for node in by_hand:
+        graph.update_state(at(), None if node == "__copy__" else {"stage": "round 2"}, as_node=node)
+    assert await tasks.resume_task("t") == expected
+    assert (script.inner.ran, script.seen(saver.whole)) == (["count", "check"], 2)
+
+
+@pytest.mark.parametrize(
+    ("durability", "by_hand"), [("sync", []), ("sync", ["think"]), ("sync", ["think", "think"]), ("exit", [])]
+)
+async def test_a_subgraph_that_remembers_goes_on_where_it_failed(
+    make: Callable[..., Faced], saver: FacedSaver, durability: str, by_hand: list[str]
+) -> None:
+    script = Remembering()
+    script.inner.acts["check"] = lambda state: fail()(state) if state["seen"] == 2 else {}
+    tasks = make(script.graph, durability=durability)
+    await tasks.create_task({"rounds": 0}, task_id="t")
+    assert script.inner.ran == ["count", "check"] * 2
+    with pytest.raises(Broken):
+        await tasks.resume_task("t")
+    script.inner.acts["check"] = lambda _: {}
+    for node in by_hand:
+        script.graph.compile(saver.whole).update_state(at(), {"stage": "round 2"}, as_node=node)
+    await tasks.resume_task("t")
+    assert script.inner.ran == ["count", "check", "count", "check", "check", "check"]
+    assert script.seen(saver.whole) == 2
 
 
 async def test_a_rollback_to_nowhere_changes_nothing(make: Callable[..., Faced]) -> None:

@@ -17,8 +17,11 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from everstep.errors import StoreError, TaskLost, TaskRunning
+from everstep.langgraph import configs
+from everstep.langgraph.checkpoints import is_call
 from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.repository.claims import FAILED, RETURNED, Claim, Claims, Found
+from everstep.types import TASK_NAMESPACE
 
 logger = logging.getLogger("everstep")
 
@@ -180,6 +183,54 @@ async def run(face: Face, claim: Claim, graph: Any, work: Callable[[Any], Corout
         raise
     await face.to_end(let_go(face, claim, RETURNED))
     return values
+
+
+async def go_on(face: Face, graph: Any, config: Mapping[str, Any], **options: Any) -> Any:
+    """Return what a graph comes to that goes on from the head of its thread."""
+    where = await _where_to_go_on(face, graph, config)
+    return await face.invoke(graph, None, where, **options)
+
+
+async def _where_to_go_on(face: Face, graph: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config with which everything runs that comes next at the head.
+
+    A subgraph that remembers its last turn, and has not begun with this one, is taken for finished by LangGraph, which
+    then gives the result of that last turn. This is so after a rewind, and after a crash at that place. If the config
+    names the checkpoint, LangGraph looks where the subgraph stood then, and runs it.
+    """
+    thread = await face.store.thread(configs.thread_id(configs.configurable(config)))
+    if thread is None:
+        return config
+    inside = {namespace: thread.heads[namespace][0] for namespace in thread.heads if _is_of_subgraph(namespace)}
+    remembering = {namespace.split("|")[0] for namespace in inside if not is_call(namespace)}
+    if not remembering:
+        return config
+    saved = await face.saved(config)
+    if saved is None or saved.pending_writes:
+        # Nodes that have ended here would run again with the others.
+        return config
+    state = await face.state(graph, config)
+    if remembering.isdisjoint(state.next):
+        return config
+    step = await _made_by_a_step(face, saved)
+    if step is None or any(head > step for head in inside.values()):
+        return config
+    return {**config, "configurable": {**config["configurable"], "checkpoint_id": saved.checkpoint["id"]}}
+
+
+def _is_of_subgraph(namespace: str) -> bool:
+    return namespace not in ("", TASK_NAMESPACE)
+
+
+async def _made_by_a_step(face: Face, saved: Any) -> str | None:
+    """Return the last checkpoint that was not made by hand: what is newer in subgraphs belongs to what comes next.
+
+    None: it is not there any more.
+    """
+    while saved is not None and saved.metadata.get("source") in ("update", "fork") and saved.parent_config is not None:
+        saved = await face.saved(saved.parent_config)
+    found: str | None = saved.checkpoint["id"] if saved is not None else None
+    return found
 
 
 async def let_go(face: Face, claim: Claim, ended: str, error: Exception | None = None) -> None:

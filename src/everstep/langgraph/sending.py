@@ -234,6 +234,8 @@ class _Turn:
         return await self._invoke(face, graph, self._given)
 
     async def _invoke(self, face: Face, graph: Any, given: Any) -> Any:
+        if given is None:
+            return await runs.go_on(face, graph, self._config, **self._options)
         return await face.invoke(graph, given, self._config, **self._options)
 
     # -- what is pending
@@ -243,7 +245,7 @@ class _Turn:
         try:
             if await self._is_cut_off(face, graph, before):
                 options = {name: value for name, value in self._options.items() if name not in _ABOUT_THE_RESULT}
-                await face.invoke(graph, None, _for_another_turn(self._config), **options)
+                await runs.go_on(face, graph, _for_another_turn(self._config), **options)
         except EverstepError:
             raise
         except Exception as error:

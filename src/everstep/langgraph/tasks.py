@@ -304,7 +304,10 @@ class TaskManager(Generic[V]):
         """Run the graph as the owner of a claim, and let the claim go in the end, whatever that is."""
 
         async def work(graph: Any) -> Any:
-            return await face.invoke(graph, given, self._of(claim.task_id), **self._options)
+            config = self._of(claim.task_id)
+            if given is None:
+                return await runs.go_on(face, graph, config, **self._options)
+            return await face.invoke(graph, given, config, **self._options)
 
         return await runs.run(face, claim, self._graph, work)
 
