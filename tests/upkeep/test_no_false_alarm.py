@@ -36,7 +36,7 @@ def test_random_histories_are_whole(place: Place, kind: str, seed: int) -> None:
     run_to_end(store.blocking.close())
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres", "redis"])
 def test_writers_at_work_are_no_damage(place: Place, kind: str) -> None:
     store = place.open()
     backend = everstep.StoreBackend(store)
@@ -52,6 +52,27 @@ def test_writers_at_work_are_no_damage(place: Place, kind: str) -> None:
                 engine.branch(made, "b", thread_id=name)
 
     writers = [threading.Thread(target=write, args=(name,)) for name in ("one", "two")]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert verified(store).findings == []
+    assert verified(store).findings == []
+    run_to_end(store.blocking.close())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"])
+def test_writers_that_wait_for_one_another_are_no_damage(place: Place, kind: str) -> None:
+    """On a server each of them leaves a note of its own, for as long as it waits and a little longer."""
+    store = place.open()
+    backend = everstep.StoreBackend(store)
+    engine = everstep.CheckpointEngine(backend).sync
+    engine.append("one", state={"n": 0})
+
+    def write(name: str) -> None:
+        for n in range(20):
+            engine.append("one", [{"role": "user", "content": name}], {name: n})
+
+    writers = [threading.Thread(target=write, args=(f"writer {number}",)) for number in range(8)]
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):

@@ -45,6 +45,8 @@ _OF_THREAD = re.compile(rb"thread:([^:]*):(heads|log|hidden|covers)")
 _OF_LINE = re.compile(rb"thread:([^:]*):([^:]*):(index|pins|began|written)")
 _OF_CHECKPOINT = re.compile(rb"thread:([^:]*):([^:]*):(item|writes):(.*)", re.DOTALL)
 _OF_FAMILY = re.compile(rb"family:([^:]*)(:objects|:threads|:segments|:shared_states)?")
+_OF_WAITING = re.compile(rb"family:[^:]*:(line|turn:!?[0-9a-f]+)")
+"""What writers leave that wait for one another. It ends by itself."""
 _OF_BUCKET = re.compile(rb"active|names|facts|fact:\d+|counts|ids|alias:.*|aliases|gone|life", re.DOTALL)
 _LOOKS = 2
 _NO_HEAD = f"{1 << 40} t - "  # a line whose head is not known; no generation was higher
@@ -96,7 +98,7 @@ class Bucket:
             self._items.setdefault((found[1], found[2], found[3]), set()).add(found[4])
         elif found := _OF_FAMILY.fullmatch(key):
             self._families.setdefault(found[1], set()).add(found[2] or b"")
-        elif not _OF_BUCKET.fullmatch(key):
+        elif not (_OF_BUCKET.fullmatch(key) or _OF_WAITING.fullmatch(key)):
             self._unknown.append(key)
 
     def names(self) -> set[str]:
