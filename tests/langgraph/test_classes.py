@@ -410,6 +410,48 @@ def test_a_module_that_only_has_to_be_imported_is_an_error_that_says_so(
     assert dataclasses.asdict(value) == {"city": "Oslo"}
 
 
+def test_a_class_that_was_defined_again_is_the_new_one(saver: HarnessCheckpointer, module: Any) -> None:
+    """A notebook defines a class anew whenever its cell runs, and goes on with the same saver."""
+    values = [module.Plan("Oslo"), module.Color.RED, module.Pair(1)]
+    put(saver, values)
+    assert get(saver) == values
+
+    importlib.reload(module)
+    for value, cls in zip(get(saver), (module.Plan, module.Color, module.Pair), strict=True):
+        assert type(value) is cls
+    put(saver, [module.Plan("Rome"), module.Color.BLUE])
+    assert get(saver) == [module.Plan("Rome"), module.Color.BLUE]
+    # An object of before is still what its user holds.
+    put(saver, values)
+    assert get(saver) == [module.Plan("Oslo"), module.Color.RED, module.Pair(1)]
+
+
+def test_a_message_class_that_was_defined_again_is_the_new_one(
+    saver: HarnessCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = sys.modules["__main__"]
+
+    def define() -> Any:
+        cls: Any = type("Said", (AIMessage,), {"__module__": "__main__", "__qualname__": "Said"})
+        monkeypatch.setattr(main, "Said", cls, raising=False)
+        return cls
+
+    put(saver, [HumanMessage("hello", id="1"), define()(content="hi", id="2")])
+    for _ in range(3):
+        assert type(get(saver)[1]) is vars(main)["Said"]
+    newer = define()
+    for _ in range(3):
+        assert type(get(saver)[1]) is newer
+
+
+def test_a_class_whose_name_is_gone_is_still_known_to_its_saver(saver: HarnessCheckpointer, module: Any) -> None:
+    value = module.Plan("Oslo")
+    put(saver, value)
+    assert get(saver) == value
+    del module.Plan
+    assert get(saver) == value
+
+
 def test_members_of_an_enum_that_are_gone_are_their_values(saver: HarnessCheckpointer, module: Any) -> None:
     put(saver, [module.Color.RED, module.Color.BLUE])
     module.Color = enum.Enum("Color", {"RED": "r"}, module="of_then")  # type: ignore[misc]  # a class like any other

@@ -133,10 +133,14 @@ class Kinds:
 
     def for_name(self, name: str) -> Registered:
         """Return how objects stored under this name are rebuilt; refuse what may not be."""
-        found = registry.for_name(name) or self._by_name.get(name) or _SPECIAL_BY_NAME.get(name)
+        found = registry.for_name(name) or _SPECIAL_BY_NAME.get(name)
         if found is not None:
             return found
         cls = self._class(name)
+        found = self._by_name.get(name)
+        # A class may be defined again, as by a cell of a notebook. Where it is gone, the one that was there still does.
+        if found is not None and (cls is None or cls is found.cls):
+            return found
         if cls is None:
             # Another class of that name may come at any time, so this is not remembered.
             return self._for_local_name(name) or self._as_data(name, None)
@@ -147,8 +151,10 @@ class Kinds:
         return found
 
     def is_certain(self, name: str) -> bool:
-        """Whether a name means the same class at all times: one that can be found by it."""
-        return registry.for_name(name) is not None or name in _SPECIAL_BY_NAME or self._class(name) is not None
+        """Whether a name means the same class at all times: one that can be found by it, and is not in a notebook."""
+        if registry.for_name(name) is not None or name in _SPECIAL_BY_NAME:
+            return True
+        return not name.startswith("__main__:") and self._class(name) is not None
 
     def _class(self, name: str) -> type | None:
         module, separator, qualname = name.partition(":")
