@@ -226,7 +226,7 @@ OUT_OF_SHAPE: dict[str, tuple[str, Any]] = {
     "dataclass text": (f"{__name__}:Innocent", "a"),
     "dataclass keys": (f"{__name__}:Innocent", {1: 2}),
     "dataclass class": (f"{__name__}:Innocent", {"__class__": 5}),
-    "model dict": (f"{__name__}:Validated", {"a": 1}),
+    "model keys": (f"{__name__}:Validated", {1: 2}),
     "model short": (f"{__name__}:Validated", [{}]),
     "model values": (f"{__name__}:Validated", [5, None, [], None]),
     "model fields": (f"{__name__}:Validated", [{}, None, 5, None]),

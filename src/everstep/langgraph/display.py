@@ -57,7 +57,7 @@ def _fields(state: Any) -> Any:
     if not isinstance(state, list):
         return state
     match state:
-        case [dict() as fields, extra, _, _] | [dict() as fields, extra, _, _, _]:
+        case [dict() as fields, extra, _, _, *_]:
             return fields | (extra or {})  # a pydantic model
         case [value]:
             return value

@@ -64,7 +64,7 @@ _UNKNOWN = object()
 
 def _listed_data(state: list[Any]) -> Any:
     """Return the data of a state that is kept as a list: the length of the list tells what kind of object it was."""
-    if len(state) in (4, 5):
+    if 4 <= len(state) <= 6:
         return _model_data(state)
     if len(state) == 1 and type(state[0]) is str:
         # A member of an enum whose value was not kept.
@@ -75,13 +75,13 @@ def _listed_data(state: list[Any]) -> Any:
 
 
 def _model_data(state: list[Any]) -> Any:
-    """Return the fields of a pydantic model, or the value of a root model, which has five parts."""
+    """Return the fields of a pydantic model, or the value of a root model, whose fifth part says that it is one."""
     fields = state[0]
     extra = state[1]
     if type(fields) is not dict or type(extra) not in (dict, type(None)):
         return _UNKNOWN
     data = class_forms.as_plain(fields | (extra or {}))
-    if len(state) == 5:
+    if len(state) > 4 and state[4] is not False:
         return data.get("root")
     return data
 

@@ -111,6 +111,10 @@ def _is_dict_or_none(value: Any) -> bool:
     return value is None or type(value) is dict
 
 
+def _has_texts_as_keys(value: Any) -> bool:
+    return type(value) is dict and set(map(type, value)) <= {str}
+
+
 # -- named tuples ------------------------------------------------------------------------------------------------------
 
 
@@ -154,12 +158,10 @@ class _NamedTupleForm:
         return descriptor.__get__(value)
 
     def _values_of(self, state: dict[Any, Any]) -> list[Any]:
-        left = dict(state)
+        # A field that the class has no more is dropped: a tuple has no place for it.
         values: list[Any] = []
         for name in self._names:
-            values.append(left.pop(name) if name in left else self._default(name))
-        if left:
-            raise _out_of_shape(self._cls)
+            values.append(state[name] if name in state else self._default(name))
         return values
 
     def _default(self, name: str) -> Any:
@@ -264,7 +266,10 @@ class _PydanticForm:
     def __init__(self, cls: Any, is_kept: IsKept) -> None:
         self._cls = cls
         self._is_kept = is_kept
-        self._own_fields = {name for name, field in pydantic_fields(cls).items() if field.exclude is not True}
+        self._fields = pydantic_fields(cls)
+        self._own_fields = {name for name, field in self._fields.items() if field.exclude is not True}
+        self._takes_extra = _takes_extra(cls)
+        self._private = class_attribute(cls, "__private_attributes__") or {}
         # That it is one is told in the state: without the class it reads as what it is the root of.
         self._is_root = is_subclass(cls, sys.modules["pydantic"].RootModel)
         self._set_fields = slot_setter("__dict__")
@@ -281,22 +286,84 @@ class _PydanticForm:
         if private is not None:
             private = _only(private, lambda held: _is_set(held) and self._is_kept(held))
         state = [values, model.__pydantic_extra__, sorted(model.__pydantic_fields_set__), private]
+        if not vars(model).keys() >= self._fields.keys():
+            # It was deleted, say: a reader must not take it for a field that the class has got since.
+            return [*state, self._is_root, sorted(self._fields.keys() - vars(model).keys())]
         return [*state, True] if self._is_root else state
 
     def from_state(self, state: Any) -> Any:
-        if type(state) is not list or len(state) not in (4, 5):
+        if _has_texts_as_keys(state) and not self._is_root:
+            # It was a dataclass or a named tuple when it was saved.
+            state = [state, None, sorted(state), None]
+        if type(state) is not list or not 4 <= len(state) <= 6:
             raise _out_of_shape(self._cls)
         values, extra, given, private = state[:4]
-        if type(values) is not dict or not _is_list_of_texts(given):
+        lacking = state[5] if len(state) == 6 else []
+        if type(values) is not dict or not _is_list_of_texts(given) or not _is_list_of_texts(lacking):
             raise _out_of_shape(self._cls)
         if not _is_dict_or_none(extra) or not _is_dict_or_none(private):
             raise _out_of_shape(self._cls)
+        if values.keys() != self._fields.keys() or self._takes_extra != (extra is not None):
+            extra = self._put_in_place(values, extra, lacking)
+        if self._private and (private is None or not private.keys() >= self._private.keys()):
+            private = self._with_private_defaults(private or {})
         model = object.__new__(self._cls)  # never the class's own: it may give out an object that others hold
         self._set_fields(model, values)
         self._set_extra(model, extra)
         self._set_given(model, set(given))
         self._set_private(model, private)
         return model
+
+    def _put_in_place(self, values: dict[Any, Any], extra: Any, lacking: list[str]) -> Any:
+        """Let `values` be the fields that the class has now, but for what is `lacking`, and return what is extra."""
+        extra = extra or {}
+        for name, info in self._fields.items():
+            if name in values or name in lacking:
+                continue
+            if name in extra:
+                values[name] = extra.pop(name)
+            else:
+                values |= _default_of_model_field(self._cls, name, info)
+        if not self._takes_extra:
+            return extra or None
+        for name in [name for name in values if name not in self._fields]:
+            # What has a place in the class is no extra value, such as what a cached property has computed.
+            if class_attribute(self._cls, name) is None:
+                extra[name] = values.pop(name)
+        return extra
+
+    def _with_private_defaults(self, private: dict[Any, Any]) -> dict[Any, Any]:
+        """Return private attributes with those that were saved without, as far as their defaults are no calls."""
+        filled = dict(private)
+        for name, info in self._private.items():
+            if name not in private:
+                filled |= _constant_default(name, info)
+        return filled
+
+
+def _takes_extra(cls: type) -> bool:
+    """Whether objects of a pydantic model take values that are no fields."""
+    config = class_attribute(cls, "model_config")
+    return type(config) is dict and config.get("extra") == "allow"
+
+
+def _default_of_model_field(cls: type, name: str, info: Any) -> dict[str, Any]:
+    """Return a field of a model with its default; nothing if it has none."""
+    if info.exclude is True:
+        # It may have been left out because it cannot be stored.
+        return _constant_default(name, info)
+    if not _is_set(info.default) and info.default_factory is None:
+        return {}
+    return {name: pydantic_default(cls, name, info)}
+
+
+def _constant_default(name: str, info: Any) -> dict[str, Any]:
+    """Return a field or private attribute of a model with its default; nothing if somebody's code would make it."""
+    if _is_set(info.default):
+        return {name: _own_constant(info.default)}
+    if info.default_factory is not None and _may_be_called(info.default_factory):
+        return {name: info.default_factory()}
+    return {}
 
 
 def _is_set(value: Any) -> bool:
@@ -312,6 +379,7 @@ class _PydanticV1Form:
         base = module_vars(sys.modules["pydantic.v1.main"])["BaseModel"]
         self._set_given = own_vars(base)["__fields_set__"].__set__
         self._attributes = attributes_of(cls)
+        self._fields = class_attribute(cls, "__fields__")
         self._slots: dict[str, Any] = {}
         """Of its private attributes."""
         for above in reversed(bases_in_order(cls)):
@@ -338,6 +406,10 @@ class _PydanticV1Form:
         private = private or {}
         if not private.keys() <= self._slots.keys():
             raise _out_of_shape(self._cls)
+        for name, field in self._fields.items():
+            if name not in values and not field.required:
+                default = field.default if field.default_factory is None else _MISSING
+                values[name] = _default_of(default, field.default_factory, f"{origin(self._cls)}.{name}")
         model: Any = object.__new__(self._cls)
         self._attributes.__get__(model).update(values)
         self._set_given(model, set(given))
@@ -425,7 +497,10 @@ class _DataclassForm:
         return [field.name for field in self._fields]
 
     def from_state(self, state: Any) -> Any:
-        if type(state) is not dict or not set(map(type, state)) <= {str}:
+        if type(state) is list and len(state) == 4 and _has_texts_as_keys(state[0]):
+            # It was a pydantic model when it was saved.
+            state = state[0]
+        if not _has_texts_as_keys(state):
             raise _out_of_shape(self._cls)
         value: Any = object.__new__(self._cls)
         attributes = self._attributes.__get__(value) if self._attributes is not None else None
@@ -434,10 +509,11 @@ class _DataclassForm:
                 self._slots[name].__set__(value, item)
             elif name in self._guarded:
                 continue
-            elif attributes is None or name in _NO_FIELDS:
+            elif name in _NO_FIELDS:
                 raise _out_of_shape(self._cls)
-            else:
+            elif attributes is not None:
                 attributes[name] = item
+            # Otherwise it was a field of the class once, and there is no place for it now.
         return value
 
     def _with_defaults(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -491,13 +567,18 @@ def _default_of(default: Any, factory: Any, what: str) -> Any:
     """
     if default is not _MISSING:
         return _own_constant(default)
-    if any([factory is known for known in _FACTORIES]):  # noqa: C419  # a list is faster here
+    if _may_be_called(factory):
         return factory()
     reason = "has no default" if factory is None else "takes its default from a function, which is not called"
     raise CheckpointCorrupted(
         f"a value was saved without {what}, which {reason}; give it a constant default or one of list, dict and set as "
         "its factory, or pass to_state= and from_state= to everstep.register"
     )
+
+
+def _may_be_called(factory: Any) -> bool:
+    """Whether a default factory is none of somebody's code."""
+    return any([factory is known for known in _FACTORIES])  # noqa: C419  # a list is faster here
 
 
 def _own_constant(value: Any) -> Any:
@@ -509,6 +590,9 @@ def _own_constant(value: Any) -> Any:
         return [_own_constant(item) for item in value]
     if kind in (set, bytearray):
         return value.copy()
+    if is_pydantic(kind):
+        form = _PydanticForm(kind, _always)
+        return form.from_state(_own_constant(form.to_state(value)))
     return value
 
 
