@@ -183,6 +183,8 @@ class CheckpointCorrupted(EverstepError):
         message = reason
         if where:
             message += f" ({where})"
+        self.what = message
+        """What is damaged, without advice."""
         if thread_id is not None:  # there is a store to look at, not just bytes
             message += f"; {_HELP_WITH_DAMAGE}"
         super().__init__(message)

@@ -48,6 +48,7 @@ THREAD = fields(
     origin=maybe(TEXT),
     head=TEXT,
 )
+DAMAGE = maybe(fields(reason=TEXT, hint=TEXT))
 ROW = fields(
     id=TEXT,
     ref=TEXT,
@@ -56,6 +57,7 @@ ROW = fields(
     step={"type": "integer"},
     kind={"enum": ["input", "llm", "tool", "state", "fork", "merge", "interrupt", "error"]},
     title=TEXT,
+    damage=DAMAGE,
     trigger=TEXT,
     next_node=TEXT,
     tags=TEXTS,
@@ -71,7 +73,16 @@ ROW = fields(
     added_bytes=COUNT,
     parents=TEXTS,
 )
-PLACED = {**ROW, "properties": {**ROW["properties"], "lane": COUNT, "edges": listed(OBJECT)}}
+_LANES = {"lane": COUNT, "edges": listed(OBJECT)}
+_UNKNOWN = {
+    "kind": {"const": "damaged"},
+    "step": {"type": "null"},
+    "created_at": {"const": ""},
+    "added_bytes": {"type": "null"},
+}
+DAMAGED = {**ROW, "properties": {**ROW["properties"], **_LANES, **_UNKNOWN}}
+PLACED = {**ROW, "properties": {**ROW["properties"], **_LANES}}
+_ROWS = listed({"anyOf": [PLACED, DAMAGED]})
 NAMED = fields(id=TEXT, ref=TEXT, thread_id=TEXT, step=maybe({"type": "integer"}))
 CHANGES = {
     "state": listed(
@@ -116,8 +127,8 @@ _PINNED = document(thread_id=TEXT, id=TEXT, step=COUNT, pinned=FLAG)
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "threads": document(threads=listed(THREAD), cursor=maybe(TEXT)),
     "log": document(
-        thread_id=TEXT, rows=listed(PLACED), cursor=maybe(TEXT), total=COUNT, counts=OBJECT, hidden_by_filter=COUNT,
-        lanes=COUNT,
+        thread_id=TEXT, rows=_ROWS, cursor=maybe(TEXT), total=COUNT, counts=OBJECT, hidden_by_filter=COUNT,
+        lanes=COUNT, damage=DAMAGE,
     ),
     "tail": PLACED,
     "show": document(

@@ -21,6 +21,7 @@ from everstep.views import runs, threads
 from tests.cli import schemas
 from tests.cli.conftest import Run, start_process
 from tests.cli.terminals import start_on_terminal
+from tests.tools.damage import damage_checkpoint
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe\u2066 \x9b2J\u200f end\nnext"
 CONTROLS = set("\x1b\x07\x9b\u202e\u2066\u200f")
@@ -55,6 +56,26 @@ def test_every_status_that_is_shown_can_be_asked_for(run: Run, demo_file: Path) 
         assert [thread["thread_id"] for thread in found] == [
             thread["thread_id"] for thread in shown if thread["status"] == status
         ]
+
+
+def test_log_shows_what_can_be_read_around_a_damaged_step(run: Run, own_file: Path) -> None:
+    whole = run("log", "trip-to-oslo", "--store", own_file, "--json").json["rows"]
+    damaged = {damage_checkpoint(own_file, "trip-to-oslo", step) for step in (4, 9)}
+
+    told = run("log", "trip-to-oslo", "--store", own_file, "--json")
+    assert told.code == 0
+    assert [row["id"] for row in told.json["rows"]] == [row["id"] for row in whole]
+    assert {row["id"] for row in told.json["rows"] if row["kind"] == "damaged"} == damaged
+    schemas.check("log", told.json)
+
+    plain = run("log", "trip-to-oslo", "--store", own_file)
+    assert plain.out.splitlines()[0].startswith("?\t")
+    assert "Cannot be read: " in plain.out
+    assert "everstep verify 'trip-to-oslo'" in plain.err
+
+    shown = run("show", sorted(damaged)[0], "--store", own_file, "--json")
+    assert (shown.code, shown.error["code"]) == (1, "checkpoint_corrupted")
+    assert "everstep repair" in shown.error["hint"]
 
 
 def test_a_time_that_is_none_is_a_usage_error(run: Run, demo_file: Path) -> None:

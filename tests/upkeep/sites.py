@@ -129,6 +129,10 @@ class Site:
         """Yield every way to lose or change one thing of the family, by name."""
         raise NotImplementedError
 
+    def flip(self, checkpoint_id: str) -> None:
+        """Change a bit of what is stored about a checkpoint."""
+        raise NotImplementedError
+
     def close(self) -> None:
         self.close_stores()
 
@@ -180,6 +184,10 @@ class KeyValueSite(Site):
                 flipped[len(value) // 2] ^= 4
                 yield f"{table} flipped {key!r}", partial(self.set, key, bytes(flipped))
                 yield f"{table} cut {key!r}", partial(self.set, key, value[:-1])
+
+    def flip(self, checkpoint_id: str) -> None:
+        (key,) = [key for key, value in self._kept.items() if key[:1] == b"c" and checkpoint_id.encode() in value[:80]]
+        self.set(key, _changed(self._kept[key]))
 
     def opened(self) -> SealedReading:
         return SealedReading(self._backend)
@@ -269,6 +277,10 @@ class SQLiteSite(Site):
                 other = _changed(value)
                 text = f"UPDATE OR REPLACE {table} SET {column} = {_literal(other)} WHERE {where}"
                 yield f"{table}.{column} changed", partial(self.do, text)
+
+    def flip(self, checkpoint_id: str) -> None:
+        ((info,),) = self.do("SELECT info FROM checkpoints WHERE id = ?", (checkpoint_id,))
+        self.do("UPDATE checkpoints SET info = ? WHERE id = ?", (_changed(info), checkpoint_id))
 
 
 def _literal(value: Any) -> str:
@@ -375,6 +387,11 @@ class PostgresSite(Site):
         except psycopg.errors.UniqueViolation:
             self.do(f"UPDATE everstep_{table} SET {column} = %s WHERE ctid = {place}", (1 << 50,))
 
+    def flip(self, checkpoint_id: str) -> None:
+        name = checkpoint_id.encode()
+        ((info,),) = self.do("SELECT info FROM everstep_checkpoints WHERE id = %s", (name,))
+        self.do("UPDATE everstep_checkpoints SET info = %s WHERE id = %s", (_changed(info), name))
+
     def close(self) -> None:
         super().close()
         self._connection.close()
@@ -420,6 +437,10 @@ class RedisSite(Site):
             if not name.startswith(bucket) or not (is_own or own in shared or own.startswith(b"fact:")):
                 continue
             yield from self._harms_of(name, own.decode(errors="replace"), is_own)
+
+    def flip(self, checkpoint_id: str) -> None:
+        (name,) = [name for name in self._kept if name.endswith(f":item:{checkpoint_id}".encode())]
+        self.client.set(name, _changed(self.client.get(name)))
 
     def _kin(self) -> set[bytes]:
         return {name.encode() for name in self.touched}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep.errors import AmbiguousCheckpoint, CheckpointCorrupted, CheckpointNotFound, InvalidInput
+from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
 from everstep.stores.protocol import Change, Operation
-from everstep.views import checkpoint, threads
+from everstep.views import checkpoint, history, threads
 
 
 async def _branched(engine: everstep.CheckpointEngine, name: str = "cheap") -> str:
@@ -177,9 +177,11 @@ async def test_an_entry_that_does_not_say_what_is_found_and_mended(wrong: str, t
     found = (await engine.verify()).findings
     assert [(finding.kind, finding.thread_id) for finding in found] == [("operation", branch)]
     if kind != "archive":
-        with pytest.raises(CheckpointCorrupted, match="does not say what"):
-            await checkpoint.detail(engine, branch)
+        damage = (await checkpoint.detail(engine, branch))["damage"]
+        assert "does not say what" in damage["reason"]
+        assert (await history.page(engine, branch))["damage"] == damage
     assert "cheap" in await _listed(engine, archived=True)
     report = await engine.repair(keep=tmp_path / "kept")
     assert report.left == []
-    assert (await checkpoint.detail(engine, branch))["note"] == ""
+    found_after = await checkpoint.detail(engine, branch)
+    assert (found_after["note"], found_after["damage"]) == ("", None)

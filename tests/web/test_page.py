@@ -24,6 +24,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Response
 import everstep
 from everstep import SnapshotConfig
 from everstep.engine import SyncEngine
+from tests.tools.damage import damage_checkpoint
 from tests.web import browser as browsers
 from tests.web import long_history, places
 from tests.web.serving import served
@@ -152,6 +153,34 @@ def test_it_opens_with_the_threads_and_a_history(shared: str, visit: Visit, sche
     expect(selected(page)).to_contain_text("hotel")
     expect(page.locator(".change").first).to_be_visible()
     picture(page, f"page-{scheme}")
+
+
+def test_a_damaged_checkpoint_is_a_row_that_says_so_among_the_others(path: Path, visit: Visit) -> None:
+    damage_checkpoint(path, STORY, 4)
+    with served(path) as address:
+        page = visit(f"{address}/static/icon.svg")
+        # What it takes cannot be told, and a browser complains of each answer that is an error.
+        page.route("**/api/v1/storage?*", lambda route: route.fulfill(json={}))
+        page.goto(f"{address}/t/{STORY}")
+        expect(rows(page)).to_have_count(19)
+        expect(page.locator(".row-kind.damaged")).to_have_count(1)
+        row = rows(page).filter(has_text="Cannot be read")
+        expect(row.locator(".chip")).to_have_text("damaged")
+        expect(row.locator(".row-step")).to_have_text("#?")
+        row.click()
+        detail = page.locator(".detail")
+        expect(detail.get_by_role("alert")).to_contain_text("Cannot be read")
+        expect(detail.get_by_role("alert")).to_contain_text(f"everstep verify '{STORY}'")
+        expect(detail.get_by_role("button")).to_have_count(0)
+        for key in "frep":
+            page.keyboard.press(key)
+            expect(page.get_by_role("dialog")).to_have_count(0)
+        page.keyboard.press("k")
+        expect(page.locator(".detail h2")).to_contain_text("trains answered")
+        expect(page.locator(".changes-top")).to_contain_text("its parent is damaged")
+        page.get_by_role("tab", name="Messages").click()
+        expect(page.get_by_role("tabpanel")).to_contain_text("Plan a weekend in Oslo")
+        page.close()
 
 
 def test_the_start_shows_what_waits_for_somebody_first(shared: str, visit: Visit) -> None:

@@ -33,13 +33,18 @@ def row_cells(output: Output, row: Row, changed: Mapping[str, Any] | None = None
         title += output.paint(f" · {text.clean(changed['text'])}", "dim")
     if not output.is_terminal:
         marks = ",".join(text.clean(chip["text"]) for chip in row["chips"])
-        return [str(row["step"]), text.clean(row["id"]), text.clean(row["created_at"]), row["kind"], title, marks]
+        return [step_text(row), text.clean(row["id"]), text.clean(row["created_at"]), row["kind"], title, marks]
     kind = output.paint(row["kind"], _KIND_STYLES.get(row["kind"], "dim"))
-    step = f"#{row['step']}"
+    step = f"#{step_text(row)}"
     if row["head"]:
         step = output.paint(step, "bold")
     when = output.paint(text.describe_age(row["created_at"]), "dim")
     return [step, output.paint(text.short_id(row["id"]), "yellow"), when, kind, title, chips_text(output, row["chips"])]
+
+
+def step_text(row: Row) -> str:
+    """Return the number of a step; of a checkpoint that cannot be read nobody knows it."""
+    return "?" if row["step"] is None else str(row["step"])
 
 
 def chips_text(output: Output, chips: Sequence[Mapping[str, Any]]) -> str:

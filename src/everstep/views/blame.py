@@ -84,7 +84,7 @@ async def _entry(
     heads: frozenset[Key],
     thread_id: str,
 ) -> dict[str, Any]:
-    seen = (await look(repository, [stored])).get(stored.record.key, rows.NOTHING)
+    seen = (await look(repository, [stored])).seen.get(stored.record.key, rows.NOTHING)
     return {
         **rows.row_of(stored, seen, heads, thread_id),
         "op": kind_of_change(before, after),

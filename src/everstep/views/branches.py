@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from everstep.errors import CheckpointNotFound
-from everstep.history.labels import Labels
+from everstep.errors import CheckpointCorrupted, CheckpointNotFound
+from everstep.history.labels import NO_LABELS, Labels
 from everstep.runtime import checks
-from everstep.stores.protocol import Key, Store, Stored
+from everstep.stores.protocol import Key, Loaded, Store, Thread
 from everstep.timeline.branch import branch_name
 from everstep.timeline.labels import said_of
 from everstep.types import TASK_NAMESPACE
-from everstep.views.reading import repository_of, stored_by_key
+from everstep.views.around_damage import threads_around
+from everstep.views.reading import readable, repository_of
 from everstep.views.texts import called, origin_ref
 
 if TYPE_CHECKING:
@@ -29,21 +30,20 @@ async def family(engine: CheckpointEngine, thread_id: str, *, archived: bool = T
     store = repository_of(engine).store
     thread_id = checks.thread_id(thread_id)
     first = await _first(store, thread_id)
-    newest = await store.newest(first, 0, branches=True, without=TASK_NAMESPACE)
-    heads: list[Key] = []
-    if newest is not None:
-        heads = [key for key in newest.heads if not key.namespace]
+    heads = await _heads(store, first)
     if not heads:
         # This says that there is none, and which may be meant.
         await engine.resolve("@", thread_id=thread_id)
         raise CheckpointNotFound("@", thread_id)
-    stored = await stored_by_key(store, heads)
-    said = await said_of(store, {key.thread_id for key in stored})
+    there = await readable(store, heads)
     found: list[dict[str, Any]] = []
-    for key, head in stored.items():
-        labels = said.labels[key.thread_id]
+    for key in heads:
+        if key not in there.loaded and key not in there.damage:
+            # It was deleted meanwhile.
+            continue
+        labels = await _labels(store, key.thread_id)
         if archived or not labels.is_archived or key.thread_id == thread_id:
-            found.append(await _described(store, head, labels))
+            found.append(await _described(store, key, there.loaded.get(key), labels))
     found.sort(key=lambda branch: (branch["thread_id"] != first, branch["name"].casefold(), branch["thread_id"]))
     return {"thread_id": thread_id, "branches": found}
 
@@ -51,24 +51,50 @@ async def family(engine: CheckpointEngine, thread_id: str, *, archived: bool = T
 async def _first(store: Store, thread_id: str) -> str:
     """Return the thread that a family began with, or the first one that is still there."""
     for _ in range(_DEPTH_MAX):
-        thread = await store.thread(thread_id, brief=True)
-        if thread is None or thread.origin is None or await store.thread(thread.origin.thread_id, brief=True) is None:
+        thread = await _thread(store, thread_id)
+        if thread is None or thread.origin is None or await _thread(store, thread.origin.thread_id) is None:
             break
         thread_id = thread.origin.thread_id
     return thread_id
 
 
-async def _described(store: Store, head: Stored, labels: Labels) -> dict[str, Any]:
-    record = head.record
-    thread_id = record.key.thread_id
-    thread = await store.thread(thread_id, brief=True)
+async def _heads(store: Store, first: str) -> list[Key]:
+    """Return the heads of a thread and of all that came from it."""
+    try:
+        newest = await store.newest(first, 0, branches=True, without=TASK_NAMESPACE)
+        keys = newest.heads if newest is not None else frozenset()
+    except CheckpointCorrupted:
+        keys = frozenset()
+        for known in (await threads_around(store, first, branches=True)).values():
+            keys |= known.heads
+    return [key for key in keys if not key.namespace]
+
+
+async def _thread(store: Store, thread_id: str) -> Thread | None:
+    """Return what is known of a thread; None if it is not there, or cannot be read: whoever opens it is told."""
+    try:
+        return await store.thread(thread_id, brief=True)
+    except CheckpointCorrupted:
+        return None
+
+
+async def _labels(store: Store, thread_id: str) -> Labels:
+    try:
+        return (await said_of(store, [thread_id])).labels[thread_id]
+    except CheckpointCorrupted:
+        return NO_LABELS
+
+
+async def _described(store: Store, key: Key, head: Loaded | None, labels: Labels) -> dict[str, Any]:
+    """Return a thread of a family; without a `head` that can be read nobody knows which step it has come to."""
+    record = head.stored.record if head is not None else None
     return {
-        "thread_id": thread_id,
-        "name": called(thread_id, labels),
-        "is_branch": branch_name(thread_id) is not None,
+        "thread_id": key.thread_id,
+        "name": called(key.thread_id, labels),
+        "is_branch": branch_name(key.thread_id) is not None,
         "archived": labels.is_archived,
-        "origin": origin_ref(thread),
-        "id": record.key.checkpoint_id,
-        "step": record.step,
-        "updated_at": record.created_at,
+        "origin": origin_ref(await _thread(store, key.thread_id)),
+        "id": key.checkpoint_id,
+        "step": record.step if record is not None else None,
+        "updated_at": record.created_at if record is not None else "",
     }

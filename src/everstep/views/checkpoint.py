@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from everstep.errors import CheckpointCorrupted
 from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Loaded, Query, Stored
 from everstep.views import rows
@@ -15,7 +16,7 @@ from everstep.views.differences import changed_since_parent
 from everstep.views.history import look
 from everstep.views.json_values import to_json
 from everstep.views.paths import token_of
-from everstep.views.reading import Ref, Values, repository_of, stored_of, values_of, written
+from everstep.views.reading import Ref, Values, head_of, readable, repository_of, stored_of, values_of, written
 from everstep.views.texts import as_text, one_line, plain_text
 
 if TYPE_CHECKING:
@@ -35,11 +36,12 @@ async def detail(engine: CheckpointEngine, ref: Ref) -> dict[str, Any]:
     key = stored.record.key
     loaded = await repository.store.read(*key, writes=True)
     values = await values_of(repository, stored)
-    head = await repository.store.read(key.thread_id, key.namespace)
+    head = await head_of(repository.store, key.thread_id, key.namespace)
     heads: list[Key] = []
     if head is not None:
-        heads.append(head.stored.record.key)
-    seen = (await look(repository, [stored])).get(key, rows.NOTHING)
+        heads.append(head.record.key)
+    looked = await look(repository, [stored])
+    seen = looked.seen.get(key, rows.NOTHING)
     if seen.message is None and values.messages:
         seen = seen._replace(message=values.messages[-1])
     row = rows.row_of(stored, seen, heads, key.thread_id, next_node=values.next_node)
@@ -47,6 +49,7 @@ async def detail(engine: CheckpointEngine, ref: Ref) -> dict[str, Any]:
     if loaded is not None:
         pending = await _writes(repository, loaded)
     return row | {
+        "damage": row["damage"] or rows.damage_as_json(looked.trouble),
         "parents": [await _named(repository, parent) for parent in stored.record.parents],
         "children": await _children(repository, stored),
         "metadata": to_json(dict(stored.record.metadata), max_bytes=_VALUE_BYTES_MAX),
@@ -79,12 +82,13 @@ def _keys(values: Values) -> list[str]:
 
 
 async def _named(repository: Repository, key: Key) -> dict[str, Any]:
-    loaded = await repository.store.read(*key)
-    if loaded is not None:
-        return ref_of(loaded.stored)
-    # Retention took it, and its name is all that its child still knows of it.
+    found = await readable(repository.store, [key])
+    if key in found.loaded:
+        return {**ref_of(found.loaded[key].stored), "damaged": False}
+    # Retention took it, or it cannot be read, and its name is all that its child still knows of it.
     name = f"{key.thread_id}@{key.checkpoint_id}"
-    return {"id": key.checkpoint_id, "ref": name, "thread_id": key.thread_id, "step": None}
+    is_damaged = key in found.damage
+    return {"id": key.checkpoint_id, "ref": name, "thread_id": key.thread_id, "step": None, "damaged": is_damaged}
 
 
 async def _children(repository: Repository, stored: Stored) -> list[dict[str, Any]]:
@@ -94,23 +98,34 @@ async def _children(repository: Repository, stored: Stored) -> list[dict[str, An
     found: dict[Key, Stored] = {}
 
     async def add(**asked: Any) -> None:
-        for child in await store.list_checkpoints(Query(hidden="also", order="oldest", limit=1, **asked)):
+        try:
+            listed = await store.list_checkpoints(Query(hidden="also", order="oldest", limit=1, **asked))
+        except CheckpointCorrupted:
+            # Nobody knows what it follows.
+            return
+        for child in listed:
             # The next one in the order of arrival need not be its child: one between may have been removed.
             if key in child.record.parents:
                 found[child.record.key] = child
 
     line = {"thread_id": key.thread_id, "namespace": key.namespace}
     await add(**line, segment=stored.segment, after_seq=stored.seq)
-    thread = await store.thread(key.thread_id, branches=True)
+    try:
+        thread = await store.thread(key.thread_id, branches=True)
+    except CheckpointCorrupted:
+        thread = None
     if thread is None:
-        return []
+        return [ref_of(child) for child in found.values()]
     for segment, follows in thread.segments.items():
         if len(found) < _CHILDREN_MAX and any(place.key == key for place in follows):
             await add(thread_id=key.thread_id, namespace=None, segment=segment)
     for name in thread.branches:
         if len(found) >= _CHILDREN_MAX:
             break
-        branch = await store.thread(name, brief=True)
+        try:
+            branch = await store.thread(name, brief=True)
+        except CheckpointCorrupted:
+            continue
         if branch is not None and branch.origin == key:
             await add(thread_id=name, namespace=key.namespace)
     return [ref_of(child) for child in sorted(found.values(), key=lambda child: child.seq)]
@@ -119,14 +134,18 @@ async def _children(repository: Repository, stored: Stored) -> list[dict[str, An
 async def _writes(repository: Repository, loaded: Loaded) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for write in loaded.writes[:_WRITES_MAX]:
-        value = await written(repository, loaded.stored.family, write)
+        try:
+            value = to_json(await written(repository, loaded.stored.family, write), max_bytes=_VALUE_BYTES_MAX // 10)
+        except CheckpointCorrupted as exc:
+            # The checkpoint itself is whole.
+            value = {"$type": "damaged", "text": plain_text(exc.reason)}
         names = rows.nodes_of([write._replace(idx=0)])
         found.append(
             {
                 "task": write.task_id,
                 "node": names[0] if names else None,
                 "channel": one_line(write.channel, 200),
-                "value": to_json(value, max_bytes=_VALUE_BYTES_MAX // 10),
+                "value": value,
             }
         )
     return found

@@ -16,7 +16,7 @@ from everstep.stores.protocol import Key, Root, Stored
 from everstep.values import codec, tree
 from everstep.values.walk import Need, together
 from everstep.views.paths import meet, of_filter, parsed
-from everstep.views.reading import CODEC, stored_by_key
+from everstep.views.reading import CODEC, readable
 from everstep.views.texts import one_line
 
 _NAMED_MAX = 3
@@ -80,9 +80,27 @@ async def changed_since_parent(repository: Repository, stored: Sequence[Stored])
         groups.setdefault((each.family, each.record.kind), []).append(each)
     for (family, kind), members in groups.items():
         reader = reader_of(kind)
-        needs = [_compared(_parent_root(each, parents), root_to_show(each.record), reader) for each in members]
-        for each, changes in zip(members, await repository.walk(together(needs), [family]), strict=True):
+        roots = [(_parent_root(each, parents), root_to_show(each.record)) for each in members]
+        for each, changes in zip(members, await _compare_all(repository, roots, reader, family), strict=True):
             found[each.record.key] = _changed(_seen_by_people(kind, changes))
+    return found
+
+
+async def _compare_all(
+    repository: Repository, roots: Sequence[tuple[Root, Root]], reader: codec.Codec, family: str
+) -> list[list[Difference]]:
+    """Return what differs between the two of each pair; nothing where one of them cannot be read."""
+    try:
+        needs = [_compared(before, after, reader) for before, after in roots]
+        return await repository.walk(together(needs), [family])
+    except CheckpointCorrupted:
+        if len(roots) == 1:
+            # Whoever opens that one is told.
+            return [[]]
+    # One of them needs an object that is damaged, and has spoiled the answer about all.
+    found: list[list[Difference]] = []
+    for pair in roots:
+        found += await _compare_all(repository, [pair], reader, family)
     return found
 
 
@@ -142,11 +160,12 @@ def reader_of(kind: str) -> codec.Codec:
 async def _with_roots(repository: Repository, stored: Sequence[Stored]) -> list[Stored]:
     """Return checkpoints with their roots: those that were listed have none."""
     bare = [each.record.key for each in stored if not each.record.body]
-    loaded = await stored_by_key(repository.store, bare)
+    loaded = (await readable(repository.store, bare)).loaded
     found: list[Stored] = []
     for each in stored:
-        each = loaded.get(each.record.key, each)
-        # Otherwise it was removed since it was listed.
+        if each.record.key in loaded:
+            each = loaded[each.record.key].stored
+        # Otherwise it was removed since it was listed, or cannot be read.
         if each.record.body:
             found.append(each)
     return found
@@ -158,7 +177,8 @@ async def first_parents(repository: Repository, stored: Sequence[Stored]) -> Map
     wanted: set[Key] = set()
     for each in stored:
         wanted.update(each.record.parents[:1])
-    return known | await stored_by_key(repository.store, sorted(wanted - known.keys()))
+    there = (await readable(repository.store, sorted(wanted - known.keys()))).loaded
+    return known | {key: loaded.stored for key, loaded in there.items()}
 
 
 def _parent_root(stored: Stored, parents: Mapping[Key, Stored]) -> Root:

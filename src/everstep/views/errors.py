@@ -125,4 +125,7 @@ def _message(error: BaseException) -> str:
     if not isinstance(error, errors.EverstepError):
         # Its text may hold anything, a password too. It is in the log, not on the page.
         return type(error).__name__
+    if isinstance(error, errors.CheckpointCorrupted):
+        # The hint says what helps.
+        return plain_text(error.what)
     return plain_text(str(error))

@@ -35,8 +35,8 @@ class Graph:
         self._threads = threads
         self._lanes = Lanes[Target](apart=APART_MAX)
         self._blank: set[int] = set()
-        self._expected: dict[int, str] = {}
-        """By lane: the id of the parent that it should come to."""
+        self._expected: dict[int, str | None] = {}
+        """By lane: the id of the parent that it should come to; None: nobody knows."""
         self._begun: dict[int, dict[str, Any]] = {}
         """By lane: the edge that it begins with, if that is in this page."""
 
@@ -105,11 +105,12 @@ class Graph:
             begun["gap"] = True
         return {"from": line, "to": lane, "kind": "in", "gap": is_gap}
 
-    def _parents(self, stored: Stored, segments: Segments) -> dict[Target, str]:
+    def _parents(self, stored: Stored, segments: Segments) -> dict[Target, str | None]:
         """Return where the lines from a row lead, and the ids of the parents that should be there."""
         parents = stored.record.parents
         if stored.seq != stored.segment:
-            expected = ""
+            # What cannot be read names no parent.
+            expected = None
             if parents:
                 expected = parents[0].checkpoint_id
             return {Target(stored.segment, stored.seq - 1): expected}

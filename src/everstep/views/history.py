@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from everstep.errors import CheckpointNotFound, InvalidInput
+from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput
 from everstep.history.adapter import is_own
 from everstep.history.ancestry import Ancestry, ancestry_of
 from everstep.history.checkpoint_tree import Segments
@@ -17,15 +17,15 @@ from everstep.history.given_tags import NO_CHANGES
 from everstep.history.labels import NO_LABELS
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
-from everstep.stores.protocol import Key, Loaded, Record, Stored
-from everstep.timeline.labels import said_of
+from everstep.stores.protocol import Key, Loaded, Record, Store, Stored
+from everstep.timeline.labels import Said, said_of
 from everstep.views import rows as rows_of
 from everstep.views import run_steps
 from everstep.views.differences import Changed, changed_since_parent
 from everstep.views.graph import Graph, needed_segments
 from everstep.views.listing import Listing
-from everstep.views.reading import last_messages, repository_of, stored_by_key, written
-from everstep.views.rows import KINDS, NOTHING, Seen
+from everstep.views.reading import head_of, last_messages, readable, repository_of, written
+from everstep.views.rows import DAMAGED, KINDS, NOTHING, Seen
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -156,9 +156,9 @@ class _Reader:
 
     async def keep_lane(self) -> None:
         """Keep the first lane for the head of the thread that is looked at."""
-        loaded = await self.repository.store.read(self.thread_id)
-        if loaded is not None:
-            self.graph.keep(loaded.stored)
+        head = await head_of(self.repository.store, self.thread_id)
+        if head is not None:
+            self.graph.keep(head)
 
     async def pass_over(self, count: int) -> None:
         """Go past rows that are not asked for: only their lines count."""
@@ -173,11 +173,18 @@ class _Reader:
 
     async def described(self, listed: Sequence[Stored]) -> list[dict[str, Any]]:
         """Return rows without their place in the graph."""
-        seen = await look(self.repository, listed)
-        heads = self.listing.heads
-        return [
-            rows_of.row_of(stored, seen.get(stored.record.key, NOTHING), heads, self.thread_id) for stored in listed
-        ]
+        damage = self.listing.damage
+        seen, trouble = await look(self.repository, [stored for stored in listed if stored.seq not in damage])
+        self.listing.trouble = self.listing.trouble or trouble
+        rows: list[dict[str, Any]] = []
+        for stored in listed:
+            known = seen.get(stored.record.key, NOTHING)
+            if stored.seq in damage:
+                row = rows_of.damaged_row(stored, damage[stored.seq], self.listing.heads, self.thread_id)
+            else:
+                row = rows_of.row_of(stored, known, self.listing.heads, self.thread_id)
+            rows.append(row)
+        return rows
 
     async def placed(self, listed: Sequence[Stored], rows: Sequence[dict[str, Any]]) -> None:
         """Give rows their lanes and edges."""
@@ -189,11 +196,18 @@ class _Reader:
 
     async def _segments(self, listed: Sequence[Stored]) -> Segments:
         """Return what the segments of these rows, and of the lines above them, follow."""
-        if not listed:
-            return {}
+        # What cannot be read does not tell its family where it stands alone.
+        families = [stored.family for stored in listed if stored.family]
+        if self._ancestry is None and families:
+            self._ancestry = ancestry_of(self.repository.store, families[0])
         if self._ancestry is None:
-            self._ancestry = ancestry_of(self.repository.store, listed[0].family)
-        return await self._ancestry.walk(needed_segments(listed, self.graph.segments))
+            return {}
+        try:
+            return await self._ancestry.walk(needed_segments(listed, self.graph.segments))
+        except CheckpointCorrupted as exc:
+            # The lines end where nobody knows on what they lead.
+            self.listing.trouble = exc
+            return {}
 
 
 async def _filled(reader: _Reader, wanted: _Wanted, limit: int) -> dict[str, Any]:
@@ -234,6 +248,7 @@ async def _filled(reader: _Reader, wanted: _Wanted, limit: int) -> dict[str, Any
         "counts": {kind: counts[kind] for kind in KINDS if counts[kind]},
         "hidden_by_filter": looked - len(rows),
         "lanes": max(1, reader.graph.width),
+        "damage": rows_of.damage_as_json(reader.listing.trouble),
     }
 
 
@@ -252,7 +267,8 @@ async def _chosen(
     found = _Chosen([], [], 0)
     changes: Mapping[Key, Changed] = {}
     if wanted.path:
-        admitted = [stored for stored, row in zip(listed, rows, strict=True) if wanted.admits(row, "")]
+        readable_rows = [(stored, row) for stored, row in zip(listed, rows, strict=True) if row["kind"] != DAMAGED]
+        admitted = [stored for stored, row in readable_rows if wanted.admits(row, "")]
         changes = await changed_since_parent(reader.repository, admitted)
     looked_at = 0
     for stored, row in zip(listed, rows, strict=True):
@@ -275,7 +291,7 @@ def _wanted(kinds: Iterable[str], text: str | None, path: str | None, *, errors:
     if unknown:
         raise InvalidInput(f"a kind is one of {', '.join(KINDS)}, not {checks.shown(unknown[0])}")
     if errors:
-        chosen.add("error")
+        chosen.update(("error", DAMAGED))
     if user_turns:
         chosen.add("input")
     return _Wanted(frozenset(chosen), (text or "").casefold(), path or "")
@@ -304,26 +320,77 @@ def _unpack_cursor(cursor: str, wanted: _Wanted) -> Begin:
 # -- what is known besides the records
 
 
-async def look(repository: Repository, listed: Sequence[Stored]) -> dict[Key, Seen]:
-    """Return what is known of checkpoints besides their records: what a tool is called, which nodes ran, and so on."""
+class Looked(NamedTuple):
+    """What is known of checkpoints besides their records: what a tool is called, which nodes ran, and so on."""
+
+    seen: dict[Key, Seen]
+    trouble: CheckpointCorrupted | None
+    """Why what was said about them cannot be read: names, notes and tags that were given later."""
+
+
+async def look(repository: Repository, listed: Sequence[Stored]) -> Looked:
+    """Return what is known of checkpoints besides their records."""
     graphs = [stored for stored in listed if not is_own(stored.record.kind)]
     tools = [stored.record.key for stored in listed if rows_of.needs_message(stored)]
     found: dict[Key, Seen] = {}
     if tools:
-        messages = await last_messages(repository, await stored_by_key(repository.store, tools))
-        found = {key: Seen(message=message) for key, message in messages.items()}
+        found = await _look_at_tools(repository, tools)
     found |= await _look_at_runs(repository, listed)
     if graphs:
         found |= await _look_at_graphs(repository, graphs)
     keys = {stored.record.key for stored in listed}
-    said = await said_of(repository.store, {key.thread_id for key in keys})
+    said, trouble = await _said_of(repository.store, {key.thread_id for key in keys})
     for key in keys:
-        labels = said.labels[key.thread_id]
+        labels = said.labels.get(key.thread_id, NO_LABELS)
         if key in said.tags or key in said.notes or labels != NO_LABELS:
             found[key] = found.get(key, NOTHING)._replace(
                 tag_changes=said.tags.get(key, NO_CHANGES), note=said.notes.get(key, ""), labels=labels
             )
-    return found
+    return Looked(found, trouble)
+
+
+async def _said_of(store: Store, threads: Iterable[str]) -> tuple[Said, CheckpointCorrupted | None]:
+    """Return what the logs of threads say, and why one cannot be read: a row is of use without its note, too."""
+    found = Said({}, {}, {})
+    trouble: CheckpointCorrupted | None = None
+    for thread_id in sorted(threads):
+        try:
+            said = await said_of(store, [thread_id])
+        except CheckpointCorrupted as exc:
+            trouble = exc
+            continue
+        found = Said({**found.tags, **said.tags}, {**found.notes, **said.notes}, {**found.labels, **said.labels})
+    return found, trouble
+
+
+async def _look_at_tools(repository: Repository, keys: Sequence[Key]) -> dict[Key, Seen]:
+    """Return the newest messages of checkpoints."""
+    found = await readable(repository.store, keys)
+    said = await _messages(repository, {key: loaded.stored for key, loaded in found.loaded.items()})
+    seen = {key: Seen(damage=damage) for key, damage in {**found.damage, **said.damage}.items()}
+    return seen | {key: Seen(message=message) for key, message in said.messages.items()}
+
+
+class _Messages(NamedTuple):
+    messages: Mapping[Key, Any]
+    damage: Mapping[Key, CheckpointCorrupted]
+
+
+async def _messages(repository: Repository, stored: Mapping[Key, Stored]) -> _Messages:
+    """Return the newest message of each checkpoint, around those that cannot be read."""
+    try:
+        return _Messages(await last_messages(repository, stored), {})
+    except CheckpointCorrupted:
+        # One of them is damaged, and has spoiled the answer about all.
+        pass
+    found: dict[Key, Any] = {}
+    damage: dict[Key, CheckpointCorrupted] = {}
+    for key, each in stored.items():
+        try:
+            found |= await last_messages(repository, {key: each})
+        except CheckpointCorrupted as exc:
+            damage[key] = exc.located(key.thread_id, key.checkpoint_id)
+    return _Messages(found, damage)
 
 
 async def _look_at_runs(repository: Repository, listed: Sequence[Stored]) -> dict[Key, Seen]:
@@ -348,10 +415,10 @@ async def _look_at_runs(repository: Repository, listed: Sequence[Stored]) -> dic
 
 async def _open_keys(repository: Repository, thread_id: str) -> set[str]:
     """Return the keys of what a durable run waits for now."""
-    head = await repository.store.read(thread_id)
+    head = await head_of(repository.store, thread_id)
     if head is None:
         return set()
-    return {run_steps.text_of(wait, "key") for wait in run_steps.waits_of(head.stored.record)}
+    return {run_steps.text_of(wait, "key") for wait in run_steps.waits_of(head.record)}
 
 
 async def _look_at_graphs(repository: Repository, graphs: Sequence[Stored]) -> dict[Key, Seen]:
@@ -361,16 +428,23 @@ async def _look_at_graphs(repository: Repository, graphs: Sequence[Stored]) -> d
         parents.update(stored.record.parents[:1])
     # One read for all of them: what a graph did is told by the writes of the checkpoint before.
     asked = [*keys, *sorted(parents.difference(keys))]
-    loaded = {each.stored.record.key: each for each in await repository.store.read_many(asked, writes=True)}
+    loaded, damage = await readable(repository.store, asked, writes=True)
     there = [key for key in keys if key in loaded]
     spoken: dict[Key, Stored] = {}
     for key in there:
         if _has_new_message(loaded[key], loaded):
             spoken[key] = loaded[key].stored
-    said = await last_messages(repository, spoken)
+    said = await _messages(repository, spoken)
+    damage = {**damage, **said.damage}
     found: dict[Key, Seen] = {}
     for key in there:
-        found[key] = await _seen(repository, loaded[key], loaded, said.get(key))
+        try:
+            found[key] = await _seen(repository, loaded[key], loaded, said.messages.get(key))
+        except CheckpointCorrupted as exc:
+            damage[key] = exc.located(key.thread_id, key.checkpoint_id)
+    for key in keys:
+        if key in damage:
+            found[key] = found.get(key, NOTHING)._replace(damage=damage[key])
     return found
 
 
@@ -429,9 +503,10 @@ async def changed(engine: CheckpointEngine, thread_id: str, ids: Collection[str]
         raise InvalidInput(f"ids is a list of at most {_IDS_MAX} ids of rows")
     repository = repository_of(engine)
     names = {name: _key(thread_id, checks.text(name, "id")) for name in ids}
-    stored = await stored_by_key(repository.store, list(dict.fromkeys(names.values())))
+    there = await readable(repository.store, list(dict.fromkeys(names.values())))
+    stored = {key: loaded.stored for key, loaded in there.loaded.items()}
     for name, key in names.items():
-        if key not in stored:
+        if key not in stored and key not in there.damage:
             # A name that is no exact key may still be a reference, a short id or a tag.
             names[name], stored_there = await _found(engine, repository, thread_id, name)
             if stored_there is not None:
@@ -455,8 +530,8 @@ async def _found(
 ) -> tuple[Key, Stored | None]:
     try:
         found = await engine.resolve(name, thread_id=thread_id)
-    except (CheckpointNotFound, InvalidInput):
+    except (CheckpointNotFound, InvalidInput, CheckpointCorrupted):
         return Key(thread_id, "", name), None
     key = Key(found.thread_id, found.namespace, found.checkpoint_id)
-    loaded = await repository.store.read(*key)
+    loaded = (await readable(repository.store, [key])).loaded.get(key)
     return key, loaded.stored if loaded is not None else None

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from everstep.errors import CheckpointNotFound
+from everstep.errors import CheckpointCorrupted, CheckpointNotFound
 from everstep.history.ancestry import Ancestry, ancestry_of
 from everstep.history.checkpoint_tree import Segments
 from everstep.runtime import checks
@@ -20,7 +20,7 @@ from everstep.stores.protocol import Store, Stored
 from everstep.views.graph import Graph, needed_segments
 from everstep.views.history import LIMIT_MAX, Begin, page_from
 from everstep.views.listing import Listing
-from everstep.views.reading import repository_of
+from everstep.views.reading import head_of, repository_of
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -105,15 +105,18 @@ class Index:
         if self.is_complete and above == self._above:
             return
         walk = _Walk(Graph(listing.threads), above, self._known(above))
-        loaded = await store.read(self._thread_id)
-        if loaded is not None:
-            walk.graph.keep(loaded.stored)
+        head = await head_of(store, self._thread_id)
+        if head is not None:
+            walk.graph.keep(head)
         ancestry: Ancestry | None = None
         while True:
             listed: list[Stored] = await listing.take(_BATCH)
             if listed:
-                ancestry = ancestry or ancestry_of(store, listed[0].family)
-                segments = await ancestry.walk(needed_segments(listed, walk.graph.segments))
+                # What cannot be read does not tell its family where it stands alone.
+                families = [stored.family for stored in listed if stored.family]
+                if ancestry is None and families:
+                    ancestry = ancestry_of(store, families[0])
+                segments = await _followed(ancestry, listed, walk.graph)
                 same = self._place(listed, segments, walk)
                 if same is not None:
                     self._end(walk.marks + self._shifted(same, walk.offset), above)
@@ -145,7 +148,10 @@ class Index:
 
     async def _hiding(self, store: Store) -> tuple[int, ...]:
         """Return the operations that hide something: as many rows, under the same heads, may yet be others."""
-        thread = await store.thread(self._thread_id)
+        try:
+            thread = await store.thread(self._thread_id)
+        except CheckpointCorrupted:
+            return ()
         if thread is None:
             return ()
         return tuple(sorted(thread.hidden))
@@ -174,3 +180,13 @@ class Index:
         self._above = above
         self.total = above[1]
         self.is_complete = True
+
+
+async def _followed(ancestry: Ancestry | None, listed: Sequence[Stored], graph: Graph) -> Segments:
+    """Return what segments follow; nothing where that cannot be read, so that their lines end."""
+    if ancestry is None:
+        return {}
+    try:
+        return await ancestry.walk(needed_segments(listed, graph.segments))
+    except CheckpointCorrupted:
+        return {}

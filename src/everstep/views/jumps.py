@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from everstep.errors import CheckpointCorrupted
 from everstep.runtime import checks
 from everstep.stores.protocol import Query, Store, Stored
 from everstep.views.history import Begin
 from everstep.views.listing import Listing
-from everstep.views.reading import repository_of
+from everstep.views.reading import head_of, readable, repository_of
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -23,13 +24,17 @@ async def straight(engine: CheckpointEngine, thread_id: str, offset: int, *, bra
     store = repository_of(engine).store
     listing = Listing(store, checks.thread_id(thread_id), hidden=False, branches=branches)
     await listing.open(0)
-    head = await store.read(thread_id)
+    head = await head_of(store, thread_id)
     if offset < 1 or head is None or len(listing.heads) != 1:
         return None
     # The only head is that of the thread itself: no other namespace has rows. Counting in one is far quicker.
-    namespace = head.stored.record.key.namespace
-    row = await _row_above(store, thread_id, namespace, head.stored.seq, offset)
-    if row is None or row.seq == row.segment or row.segment != head.stored.segment:
+    namespace = head.record.key.namespace
+    try:
+        row = await _row_above(store, thread_id, namespace, head.seq, offset)
+    except CheckpointCorrupted:
+        # Whoever goes through all rows comes past it.
+        return None
+    if row is None or row.seq == row.segment or row.segment != head.segment:
         return None
     # If as many rows of its segment are that new, then all the rows above are of its segment, and follow one another.
     own = Query(thread_id=thread_id, namespace=namespace, segment=row.segment, after_seq=row.seq - 1)
@@ -57,7 +62,8 @@ async def place_of(engine: CheckpointEngine, thread_id: str, checkpoint_id: str)
     listing = Listing(store, checks.thread_id(thread_id), hidden=False, branches=True)
     await listing.open(0)
     found = [key for key in await store.find(checks.checkpoint_id(checkpoint_id)) if key.thread_id in listing.threads]
-    loaded = await store.read(*found[0]) if found else None
+    loaded = (await readable(store, found[:1])).loaded.get(found[0]) if found else None
+    # What cannot be read has a place that nobody knows.
     if loaded is None or loaded.stored.hidden:
         return None
     above = 0

@@ -11,7 +11,7 @@ from everstep.history.adapter import adapter_of, is_own
 from everstep.history.merge_base import shown_root
 from everstep.reports import Reference
 from everstep.repository.repository import Repository
-from everstep.stores.protocol import Key, Store, Stored, Write
+from everstep.stores.protocol import Key, Loaded, Store, Stored, Write
 from everstep.values import codec, tree
 from everstep.values.registry import Registered
 from everstep.values.walk import Need, Root, Walker, together
@@ -76,6 +76,40 @@ async def stored_by_key(store: Store, keys: Sequence[Key]) -> dict[Key, Stored]:
     if not keys:
         return {}
     return {loaded.stored.record.key: loaded.stored for loaded in await store.read_many(keys)}
+
+
+class Readable(NamedTuple):
+    """What could be read of some checkpoints, and why the others could not."""
+
+    loaded: dict[Key, Loaded]
+    damage: dict[Key, CheckpointCorrupted]
+
+
+async def readable(store: Store, keys: Sequence[Key], *, writes: bool = False) -> Readable:
+    """Return those of these checkpoints that are stored, around those that cannot be read."""
+    if not keys:
+        return Readable({}, {})
+    try:
+        loaded = await store.read_many(keys, writes=writes)
+    except CheckpointCorrupted as exc:
+        if len(keys) == 1:
+            return Readable({}, {keys[0]: exc})
+    else:
+        return Readable({each.stored.record.key: each for each in loaded}, {})
+    # One of them is damaged, and has spoiled the answer about all: halves are tried until it stands alone.
+    middle = len(keys) // 2
+    first = await readable(store, keys[:middle], writes=writes)
+    second = await readable(store, keys[middle:], writes=writes)
+    return Readable({**first.loaded, **second.loaded}, {**first.damage, **second.damage})
+
+
+async def head_of(store: Store, thread_id: str, namespace: str = "") -> Stored | None:
+    """Return the head of a thread, if there is one that can be read."""
+    try:
+        loaded = await store.read(thread_id, namespace)
+    except CheckpointCorrupted:
+        return None
+    return loaded.stored if loaded is not None else None
 
 
 async def stored_of(engine: CheckpointEngine, ref: Ref) -> Stored:

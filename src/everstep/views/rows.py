@@ -8,15 +8,18 @@ from itertools import starmap
 from typing import Any, NamedTuple
 
 from everstep.config import SnapshotTrigger
+from everstep.errors import CheckpointCorrupted
 from everstep.history.adapter import described, is_own
 from everstep.history.checkpoint_tree import branch_name
 from everstep.history.given_tags import NO_CHANGES, TagChanges
 from everstep.history.labels import NO_LABELS, Labels
 from everstep.stores.protocol import Key, Record, Stored, Write
-from everstep.views import run_steps
+from everstep.views import errors, run_steps
 from everstep.views.texts import as_text, branch_of, called, one_line, plain_text
 
-KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
+DAMAGED = "damaged"
+"""A checkpoint that is there and cannot be read."""
+KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error", DAMAGED)
 
 _OWN_TAGS = frozenset(trigger.value for trigger in SnapshotTrigger) | {"branch", "merge", "error"}
 _SOURCES = frozenset(("input", "loop", "update", "fork"))
@@ -67,6 +70,8 @@ class Seen(NamedTuple):
     """What somebody noted about it."""
     labels: Labels = NO_LABELS
     """What was said about its thread."""
+    damage: CheckpointCorrupted | None = None
+    """Why it, or what it holds, cannot be read."""
 
 
 NOTHING = Seen()
@@ -89,6 +94,7 @@ def row_of(
         "step": record.step,
         "kind": kind,
         "title": title_of(stored, seen, kind),
+        "damage": damage_as_json(seen.damage),
         "trigger": record.trigger,
         "next_node": one_line(record.next_node if next_node is None else next_node),
         "tags": tags,
@@ -105,6 +111,25 @@ def row_of(
         "added_bytes": stored.added_bytes,
         "parents": [parent.checkpoint_id for parent in record.parents],
     }
+
+
+def damaged_row(stored: Stored, damage: CheckpointCorrupted, heads: Collection[Key], asked: str) -> dict[str, Any]:
+    """Return the row of a checkpoint that cannot be read: its place and name, why, and what helps."""
+    row = row_of(stored, Seen(damage=damage), heads, asked)
+    return row | {
+        # Nobody knows which step it was.
+        "step": None,
+        "kind": DAMAGED,
+        "title": one_line(f"Cannot be read: {damage.reason}"),
+        "added_bytes": None,
+    }
+
+
+def damage_as_json(damage: CheckpointCorrupted | None) -> dict[str, Any] | None:
+    """Return why something cannot be read, and the commands that help; None if it can."""
+    if damage is None:
+        return None
+    return {"reason": plain_text(str(damage.reason)), "hint": errors.hint(damage)}
 
 
 # -- kinds
@@ -304,11 +329,12 @@ def _chips(stored: Stored, seen: Seen, *, is_head: bool, asked: str, kind: str) 
         chips.append(_chip("HEAD", "branch"))
     elif is_head:
         chips.append(_chip(called(key.thread_id, seen.labels), "branch"))
-    if not record.parents and record.step <= 1 and not key.namespace:
+    if not record.parents and record.step <= 1 and not key.namespace and seen.damage is None:
         chips.append(_chip("start", "plain"))
     marks = (
         (kind == "interrupt", "waits", "warn"),
         (kind == "error", "failed", "error"),
+        (seen.damage is not None, DAMAGED, "error"),
         (seen.was_asked, "asked", "plain"),
         (seen.was_retried, "retried", "warn"),
         (stored.pinned, "pinned", "plain"),

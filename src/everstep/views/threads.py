@@ -14,21 +14,21 @@ from everstep.history.labels import NO_LABELS, Labels
 from everstep.repository.finding import make_search
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
-from everstep.stores.protocol import Hit, Key, Loaded, Record, Store, Stored, Thread
+from everstep.stores.protocol import Hit, Loaded, Record, Store, Stored, Thread
 from everstep.timeline.branch import branch_name
 from everstep.timeline.labels import is_branch, said_of
 from everstep.types import TASK_NAMESPACE
 from everstep.views import rows, run_steps
 from everstep.views.history import look_at_pending
 from everstep.views.json_values import to_json
-from everstep.views.reading import last_messages, repository_of
+from everstep.views.reading import last_messages, readable, repository_of
+from everstep.views.rows import DAMAGED
 from everstep.views.scanning import Scan
 from everstep.views.texts import branch_of, called, one_line, origin_ref
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
 
-DAMAGED = "damaged"
 STATUSES = ("failed", "waiting", "interrupted", "running", "ready", "done", "paused", DAMAGED)
 LIMIT_MAX = 1000
 SCANNED_MAX = 2000
@@ -147,7 +147,8 @@ class _About(NamedTuple):
 async def _described(repository: Repository, hits: Sequence[Hit]) -> list[tuple[Hit, dict[str, Any]]]:
     store = repository.store
     whole = [hit.stored.record for hit in hits if hit.stored is not None]
-    loaded = await _heads(store, [record.key for record in whole if not is_own(record.kind)])
+    # Whoever opens one that cannot be read is told.
+    loaded = (await readable(store, [record.key for record in whole if not is_own(record.kind)], writes=True)).loaded
     found: list[tuple[Hit, dict[str, Any]]] = []
     for hit in hits:
         if hit.stored is None:
@@ -166,21 +167,6 @@ async def _described(repository: Repository, hits: Sequence[Hit]) -> list[tuple[
             shown = _shown_damaged(hit._replace(stored=None, damage=exc))
         found.append((hit, shown))
     return found
-
-
-async def _heads(store: Store, keys: Sequence[Key]) -> dict[Key, Loaded]:
-    """Return these checkpoints with their writes, those that can be read."""
-    if not keys:
-        return {}
-    try:
-        return {each.stored.record.key: each for each in await store.read_many(keys, writes=True)}
-    except CheckpointCorrupted:
-        if len(keys) == 1:
-            # Whoever opens it is told.
-            return {}
-    # One of them is damaged, and has spoiled the answer about all: halves are tried until it stands alone.
-    middle = len(keys) // 2
-    return {**await _heads(store, keys[:middle]), **await _heads(store, keys[middle:])}
 
 
 async def _summary(repository: Repository, stored: Stored, head: Loaded | None) -> str:

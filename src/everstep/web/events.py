@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from everstep.engine import CheckpointEngine
-from everstep.errors import EverstepError
+from everstep.errors import CheckpointCorrupted, EverstepError
 from everstep.views import errors
 from everstep.views.redaction import redacted
 from everstep.web.answers import to_bytes
@@ -85,11 +85,18 @@ class Watcher:
         age_max = 0.0 if self._files else SERVER_SECONDS / 2
         seen: list[Any] = [*await self._newest.look(age_max)]
         if self._thread_id is not None:
-            points = await self._engine.list_time_travel_points(self._thread_id, 1)
-            seen.append([point.checkpoint_id for point in points])
-            log = await self._engine.operations(self._thread_id, 5)
-            seen.append([(operation.id, operation.undone) for operation in log])
+            seen += await self._look_at_thread(self._thread_id)
         return hashlib.blake2b(to_bytes(seen), digest_size=8).hexdigest()
+
+    async def _look_at_thread(self, thread_id: str) -> list[Any]:
+        try:
+            points = await self._engine.list_time_travel_points(thread_id, 1)
+            log = await self._engine.operations(thread_id, 5)
+        except CheckpointCorrupted as exc:
+            # Its other rows are shown all the same, and other threads go on.
+            return [str(exc)]
+        newest = [point.checkpoint_id for point in points]
+        return [newest, [(operation.id, operation.undone) for operation in log]]
 
 
 async def _as_it_is() -> bool:

@@ -45,6 +45,9 @@ KIND: Schema = {"enum": list(rows.KINDS)}
 STATUS: Schema = {"enum": list(runs.STATUSES)}
 OP: Schema = {"enum": ["added", "removed", "changed", "edited"]}
 
+_DAMAGE = _or_null(
+    _object("Why it cannot be read, or not all of it, and the commands that help.", reason=TEXT, hint=TEXT)
+)
 _FACTS: dict[str, Schema] = {
     "id": TEXT,
     "ref": TEXT,
@@ -53,6 +56,7 @@ _FACTS: dict[str, Schema] = {
     "step": WHOLE,
     "kind": KIND,
     "title": TEXT,
+    "damage": _DAMAGE,
     "trigger": TEXT,
     "next_node": TEXT,
     "tags": _list(TEXT),
@@ -118,8 +122,8 @@ SCHEMAS: dict[str, Schema] = {
         "A mark on a row.", text=TEXT, tone={"enum": ["branch", "warn", "error", "plain", "note"]}, lane=COUNT
     ),
     "Row": _object(
-        "A checkpoint as a row of the graph.",
-        **_FACTS,
+        "A checkpoint as a row of the graph; one that is damaged has its place and its name, as far as they are known.",
+        **{**_FACTS, "step": _or_null(WHOLE)},
         active=FLAG,
         chips=_list(_is("Chip")),
         parents=_list(TEXT),
@@ -135,6 +139,7 @@ SCHEMAS: dict[str, Schema] = {
         counts={"type": "object", "additionalProperties": COUNT},
         hidden_by_filter=COUNT,
         lanes=COUNT,
+        damage=_DAMAGE,
     ),
     "Changed": _answer(
         "By id.",
@@ -322,7 +327,7 @@ SCHEMAS: dict[str, Schema] = {
                 archived=FLAG,
                 origin=_or_null(TEXT),
                 id=TEXT,
-                step=WHOLE,
+                step=_or_null(WHOLE),
                 updated_at=TEXT,
             )
         ),

@@ -13,13 +13,13 @@ import click
 from everstep.cli import text
 from everstep.cli.asking import Assignment, Moment, thread_argument
 from everstep.cli.group import command
-from everstep.cli.rendering import row_cells, row_columns
+from everstep.cli.rendering import row_cells, row_columns, step_text
 from everstep.cli.session import Common, Session
-from everstep.errors import InvalidInput
+from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history.drawing import draw
 
 # The same as in the views, which are not imported for a list of words: every command would start later.
-_KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error")
+_KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error", "damaged")
 _PAGE = 200
 # In characters.
 _AXIS_WIDTH = 40
@@ -141,8 +141,7 @@ def log(
     wanted = {"kinds": kinds, "errors": errors, "user_turns": user_turns, "path": path, "text": words}
     with common.opened() as session:
         name = session.thread_meant(thread)
-        # If all of it is hidden, this says what may bring it back.
-        session.engine.resolve("@", thread_id=name)
+        _require_head(session, name)
         if graph and not output.is_json:
             _refuse(wanted, "--graph draws every step; leave it out, or the filters")
             _draw(common, session, name, limit)
@@ -161,6 +160,15 @@ def log(
         output.document({**found, "changed": changed} if stat else found, "rows")
         return
     _show_rows(common, found, changed)
+
+
+def _require_head(session: Session, thread: str) -> None:
+    """Refuse a thread that has no head: if all of it is hidden, the error says what may bring it back."""
+    try:
+        session.engine.resolve("@", thread_id=thread)
+    except CheckpointCorrupted:
+        # What can be read is shown around it.
+        return
 
 
 def _refuse(filters: Mapping[str, Any], why: str) -> None:
@@ -184,6 +192,19 @@ def _show_rows(common: Common, found: Mapping[str, Any], changed: Mapping[str, A
         output.note(f"no step matches; {found['hidden_by_filter']:,} are left out by the filter")
     elif found["cursor"] is not None:
         output.hint(f"{found['total']:,} steps in all; -n shows more")
+    _tell_damage(common, found)
+
+
+def _tell_damage(common: Common, found: Mapping[str, Any]) -> None:
+    """Say what helps where something of a history cannot be read."""
+    if found["damage"] is not None:
+        common.output.note(f"not all can be read: {text.clean(found['damage']['reason'])}")
+    damaged = [row["damage"] for row in found["rows"] if row["damage"] is not None]
+    for damage in [found["damage"], *damaged]:
+        if damage is not None:
+            # Also where nobody looks at a terminal: what is missing must not pass unnoticed.
+            common.output.note(text.clean(damage["hint"]))
+            return
 
 
 def _show_times(common: Common, session: Session, thread: str, limit: int) -> None:
@@ -294,7 +315,7 @@ def tail(common: Common, thread: str | None, limit: int | None, past: int, inter
             else:
                 when = text.clean(row["created_at"])[11:19] if output.is_terminal else text.clean(row["created_at"])
                 where = text.clean(row["thread_id"])
-                output.line(f"{when}\t{where}\t#{row['step']}\t{row['kind']}\t{text.clean(row['title'])}")
+                output.line(f"{when}\t{where}\t#{step_text(row)}\t{row['kind']}\t{text.clean(row['title'])}")
                 # In a pipe the text would else stay here until the buffer is full.
                 sys.stdout.flush()
             shown += 1

@@ -9,7 +9,7 @@ const SIGNS = { added: "+", removed: "−", changed: "~", edited: "~" };
 const form = signal("list");
 
 // Steps are counted in each branch: of another one than is open, its name belongs to the number.
-const numberOf = (step, thread) => `${thread === route.value.thread ? "" : `${labelOf(thread)} `}#${step}`;
+const numberOf = (step, thread) => `${thread === route.value.thread ? "" : `${labelOf(thread)} `}#${step ?? "?"}`;
 
 const nameOf = (id) => {
   const row = rows.value?.rowOf(id);
@@ -20,6 +20,7 @@ const nameOf = (id) => {
 function Parent({ data }) {
   const [parent] = data.parents;
   if (!parent) return html`<span>the first checkpoint: everything is new</span>`;
+  if (parent.damaged) return html`<span>its parent is damaged</span><span class="wide-only"><${Key}>c<//> compares with another</span>`;
   if (parent.step === null) return html`<span>its parent is gone: everything is shown as new</span>`;
   const from = parent.thread_id === data.thread_id ? "" : `${labelOf(parent.thread_id)} `;
   return html`<span>against parent <${Jump} id=${parent.id}>${visible(from)}#${parent.step}<//></span><span class="wide-only"><${Key}>c<//> another</span>`;
@@ -150,9 +151,10 @@ export function Changes({ data }) {
   const [error, setError] = useState(null);
   const vs = route.value.vs;
   const isChoosing = vs === data.id;
+  const isAgainstDamage = !vs && Boolean(data.parents[0]?.damaged);
   useEffect(() => {
     setError(null);
-    if (isChoosing) return;
+    if (isChoosing || isAgainstDamage) return;
     const { ref: a, thread } = vs ? named(vs) : { ref: null };
     call((stop) => get("compare", { a, b: data.ref, thread }, stop))
       .then((answer) => answer && setFound({ ...answer, of: data.id, vs }))
@@ -171,8 +173,9 @@ export function Changes({ data }) {
       ${!isChoosing && html`<${FormSwitch} />`}
     </div>
     ${error && html`<${Trouble} error=${error} />`}
-    ${!isChoosing && !error && !found && html`<${Loading} lines=${4} />`}
-    ${!isChoosing && !error && found && html`<div class=${isCurrent ? "" : "old"}><${ChangeList} found=${found} shape=${form.value} /></div>`}
+    ${isAgainstDamage && html`<${Empty} title="Nothing to compare with"><p>Its parent cannot be read, so nobody can tell what changed. Compare it with another row.</p><//>`}
+    ${!isChoosing && !isAgainstDamage && !error && !found && html`<${Loading} lines=${4} />`}
+    ${!isChoosing && !isAgainstDamage && !error && found && html`<div class=${isCurrent ? "" : "old"}><${ChangeList} found=${found} shape=${form.value} /></div>`}
   </div>`;
 }
 

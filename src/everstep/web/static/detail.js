@@ -4,7 +4,7 @@ import { bytes, count, dollars, duration, oneLine, plural, shortId, visible, whe
 import {
   address, canWrite, copy, detail, dialog, follow, go, labelOf, openTab, pin, route, select, selectedId, tabs, toggleCompare,
 } from "./model.js";
-import { Chip, Icon, Loading, LongText, Menu, NAMES, Trouble } from "./parts.js";
+import { Chip, Damage, Icon, Loading, LongText, Menu, NAMES, Trouble } from "./parts.js";
 import { Changes } from "./changes.js";
 import { Messages } from "./messages.js";
 import { RunTab } from "./runs.js";
@@ -115,6 +115,7 @@ export function Detail() {
       html`<h2 dir="auto"><span class=${`row-kind ${data.kind}`} title=${NAMES[data.kind]}><${Icon} name=${data.kind} /></span>
           <span class="detail-title">${oneLine(data.title).slice(0, 400)}</span></h2>
         <${Facts} data=${data} />
+        ${data.damage && html`<${Damage} title="Not all of this can be read" damage=${data.damage} />`}
         ${data.note && html`<p class="note" dir="auto"><${Icon} name="note" label="Note" /><${LongText} text=${data.note} /></p>`}
         <${Actions} data=${data} />`}
     </div>

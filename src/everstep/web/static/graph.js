@@ -8,7 +8,7 @@ import {
   NO_FILTER, address, canWrite, compareWith, dialog, family, filter, follow, fresh, go, isFiltered, labelOf, openStart, openThread, route, rows, say,
   select, selectedId, sizes, undo,
 } from "./model.js";
-import { Chip, Empty, Icon, IconButton, Loading, Menu, NAMES, Trouble, laneOf } from "./parts.js";
+import { Chip, Damage, Empty, Icon, IconButton, Loading, Menu, NAMES, Trouble, laneOf } from "./parts.js";
 import { RunPanel } from "./runs.js";
 
 export const ROW = 28;
@@ -221,13 +221,13 @@ function Row({ row, place, top, made, isSelected, isCompared }) {
     aria-selected=${isSelected}
     aria-posinset=${place + 1}
     aria-setsize=${made.count}
-    aria-label=${`step ${row.step}, ${NAMES[row.kind] ?? row.kind}, ${oneLine(row.title).slice(0, 200)}${changed ? `, ${changed}` : ""}`}
-    title=${facts.join(" · ") || null}
+    aria-label=${`${row.step == null ? "a step" : `step ${row.step}`}, ${NAMES[row.kind] ?? row.kind}, ${oneLine(row.title).slice(0, 200)}${changed ? `, ${changed}` : ""}`}
+    title=${row.damage ? visible(`${row.damage.reason}. ${row.damage.hint}`) : facts.join(" · ") || null}
     style=${{ transform: `translateY(${top}px)` }}
     onClick=${choose}
   >
     <${Lanes} row=${row} lanes=${made.lanes} isSelected=${isSelected} />
-    <span class="row-step">#${row.step}</span>
+    <span class="row-step">#${row.step ?? "?"}</span>
     <span class="row-what">
       <span class=${`row-kind ${row.kind}`} title=${NAMES[row.kind] ?? row.kind}><${Icon} name=${row.kind} /></span>
       <span class="row-text">
@@ -417,7 +417,7 @@ function List({ made }) {
 
 // -- filters
 
-const FILTERS = [["input", "turns"], ["llm", "models"], ["tool", "tools"], ["state", "state"], ["fork", "forks"], ["merge", "merges"], ["interrupt", "waits"]];
+const FILTERS = [["input", "turns"], ["llm", "models"], ["tool", "tools"], ["state", "state"], ["fork", "forks"], ["merge", "merges"], ["interrupt", "waits"], ["damaged", "damaged"]];
 
 const set = (change) => (filter.value = { ...filter.value, ...change });
 
@@ -590,6 +590,7 @@ export function Graph() {
     ${made.isGone && html`<${Gone} name=${name} />`}
     ${made.error && !made.isReady && html`<${NoHistory} made=${made} />`}
     ${made.error && isShown && html`<div class="no-rows"><${Trouble} error=${made.error} retry=${() => made.renew()} /></div>`}
+    ${made.damage && isShown && html`<div class="no-rows"><${Damage} title="Something of this history cannot be read" damage=${made.damage} /></div>`}
     ${!made.isReady && !made.error && html`<div class="rows-loading"><${Loading} lines=${12} /></div>`}
     ${isShown && made.isReady && made.count === 0 && (made.isFiltered ? html`<${NothingYet} key=${name} made=${made} />` : html`<${Empty} title="No checkpoints">
       <p>This thread has none, or they are all hidden by a rewind.</p>

@@ -280,6 +280,13 @@ effect(() => {
 });
 
 async function loadDetail(id) {
+  const row = rows.peek()?.rowOf(id);
+  if (row?.kind === "damaged") {
+    waiting = null;
+    detailCall(async () => undefined); // what was asked for before is not wanted any more
+    detail.value = { id, data: null, error: { message: row.title, hint: row.damage.hint } };
+    return;
+  }
   try {
     const data = await detailCall((stop) => get("checkpoint", named(id), stop));
     if (!data) return;

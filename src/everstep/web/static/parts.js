@@ -12,6 +12,7 @@ const PATHS = {
   merge: '<circle cx="4" cy="3" r="1.300"/><circle cx="4" cy="11" r="1.300"/><circle cx="10" cy="10" r="1.300"/><path d="M4 4.300v5.400M10 8.700C10 5.500 4 7.500 4 4.500"/>',
   interrupt: '<path d="M5 3v8M9 3v8"/>',
   error: '<path d="M3.500 3.500l7 7M10.500 3.500l-7 7"/>',
+  damaged: '<path d="M7 2L12.500 12h-11z"/><path d="M7 5.800v2.700M7 10.200v.1"/>',
   search: '<circle cx="6" cy="6" r="3.800"/><path d="M9 9l3.300 3.300"/>',
   clock: '<circle cx="7" cy="7" r="5"/><path d="M7 4.200V7l2 1.500"/>',
   pin: '<path d="M5 2h4l-.5 4 2 2H3.500l2-2zM7 8v4.500"/>',
@@ -42,7 +43,7 @@ const PATHS = {
 
 export const NAMES = {
   input: "input", llm: "model", tool: "tool", state: "state", fork: "fork", merge: "merge",
-  interrupt: "waits for a person", error: "error",
+  interrupt: "waits for a person", error: "error", damaged: "damaged",
 };
 
 export const Icon = ({ name, label }) => html`<svg
@@ -128,6 +129,13 @@ export const Loading = ({ lines = 3 }) => html`<div class="loading" role="status
 export const Empty = ({ title, children }) => html`<div class="empty"><p class="empty-title">${title}</p>${children}</div>`;
 
 const TITLE_MAX = 140; // what is longer is a text, and bold would make it hard to read
+
+// Something that is damaged, while the rest is shown: why, and the commands that help.
+export const Damage = ({ title, damage }) => html`<div class="trouble" role="status">
+  <p class="trouble-title">${title}</p>
+  <p>${visible(damage.reason)}</p>
+  <p>${visible(damage.hint)}</p>
+</div>`;
 
 export const Trouble = ({ error, retry }) => html`<div class="trouble" role="alert">
   <p class=${error.message.length > TITLE_MAX ? "trouble-text" : "trouble-title"}>${visible(error.message)}</p>

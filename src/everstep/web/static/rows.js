@@ -32,6 +32,7 @@ export class Rows {
     this.hiddenByFilter = 0;
     this.cursor = null;
     this.error = null;
+    this.damage = null; // why something of the history cannot be read, beside its rows
     this.onShift = null; // called with how many rows came in above
   }
 
@@ -211,6 +212,7 @@ export class Rows {
     if (offset === 0) {
       this.shift(page);
       this.counts = page.counts ?? {};
+      this.damage = page.damage ?? null;
     }
     this.total = page.total;
     this.hiddenByFilter = page.hidden_by_filter ?? 0;

@@ -1,0 +1,29 @@
+"""Damage to files, as a disk does it that nobody has noticed."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+
+from everstep.stores.sqlite import schema
+from everstep.stores.sqlite.connecting import checksum_vfs
+
+
+def damage_checkpoint(path: Path, thread_id: str, step: int) -> str:
+    """Change a bit of what a SQLite store says about a step of a thread, and return the id of its checkpoint."""
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checksum_vfs())) as connection:
+        schema.add_functions(connection)
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+        rows = connection.execute(
+            """SELECT c.seq, c.id, c.info FROM checkpoints c JOIN lines l ON l.id = c.line
+               JOIN threads t ON t.id = l.thread WHERE t.name = ? AND c.step = ? ORDER BY c.seq DESC LIMIT 1""",
+            (thread_id, step),
+        )
+        ((seq, checkpoint_id, info),) = rows.fetchall()
+        assert isinstance(info, bytes)
+        flipped = bytearray(info)
+        flipped[len(flipped) // 2] ^= 4
+        connection.execute("UPDATE checkpoints SET info = ? WHERE seq = ?", (bytes(flipped), seq))
+    return str(checkpoint_id)
