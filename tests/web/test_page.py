@@ -709,7 +709,7 @@ def test_copies_can_be_pasted_elsewhere(shared: str, visit: Visit) -> None:
     page.keyboard.press("y")
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("engine.get(")
-    expect(dialog).to_contain_text("everstep show ckpt-trip-to-oslo-9-")
+    expect(dialog).to_contain_text(" show ckpt-trip-to-oslo-9-")
     expect(dialog).to_contain_text(f"{shared}/api/v1/checkpoint?ref=")
 
 
@@ -773,7 +773,7 @@ def test_a_fork_with_an_edited_state(own: str, path: Path, visit: Visit) -> None
     dialog.get_by_role("button", name="Fork with these edits").click()
     expect(page.get_by_role("heading", name="by-boat")).to_be_visible()
     expect(page.locator(".detail .changes")).to_contain_text("Houseboat")
-    _run_in_shell(command or "", copied)
+    _run_in_shell((command or "").replace(str(path), str(copied)))
     for file in (path, copied):
         with everstep.open(file, SnapshotConfig(gc_policy="keep_all")).sync as engine:
             made = engine.list_threads(prefix=f"{STORY}-branch-by-boat")[0]
@@ -856,8 +856,11 @@ def test_a_merge_with_a_conflict(own: str, path: Path, visit: Visit) -> None:
     merge.click()
     expect(toast(page)).to_contain_text("1 conflict settled")
     expect(selected(page)).to_contain_text("Merge dear")
-    _run_in_shell(command or "", copies[0])
-    _run_in_python(in_python or "", copies[1])
+    # What is copied names the store of the page, so the two that do the same are told to take another one.
+    assert str(path) in (command or "")
+    assert str(path) in (in_python or "")
+    _run_in_shell((command or "").replace(str(path), str(copies[0])))
+    _run_in_python((in_python or "").replace(str(path), str(copies[1])))
     for file in (path, *copies):
         with everstep.open(file).sync as engine:
             head = engine.get_latest(STORY)
@@ -866,21 +869,46 @@ def test_a_merge_with_a_conflict(own: str, path: Path, visit: Visit) -> None:
         assert len(head.metadata.parents) == 2
 
 
-def _run_in_shell(command: str, store: Path) -> None:
-    """Do what somebody does who copies a command from the page."""
+def _run_in_shell(command: str) -> str:
+    """Do what somebody does who copies a command from the page, and return what it printed."""
     places = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run(["sh", "-c", command], env={**os.environ, "PATH": places, "EVERSTEP_STORE": str(store)}, check=True)
+    done = subprocess.run(["sh", "-c", command], env={**os.environ, "PATH": places}, check=True, stdout=subprocess.PIPE)
+    return done.stdout.decode()
 
 
-def _run_in_python(call: str, store: Path) -> None:
-    program = f"""
-import asyncio, everstep
-async def main():
-    async with everstep.open({str(store)!r}) as engine:
-        {call}
-asyncio.run(main())
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
+def _run_in_python(program: str) -> str:
+    """Do what somebody does who copies a program from the page, and return what it printed."""
+    done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
+    return done.stdout.decode()
+
+
+def test_a_checkpoint_is_copied_as_a_command_and_a_program_that_find_it(own: str, path: Path, visit: Visit) -> None:
+    page = visit(f"{own}/t/{STORY}")
+    expect(page.locator(".detail h2")).to_contain_text("Merge")
+    page.keyboard.press("y")
+    window = page.get_by_role("dialog")
+    command, program, request, _ = window.locator("code").all_text_contents()
+    assert "Merge scenic" in _run_in_shell(command)
+    assert "Lighthouse" in _run_in_python(f"{program}\nprint(checkpoint.state)")
+    assert "Merge scenic" in _run_in_shell(request)
+    expect(window.locator(".hint")).to_have_count(0)
+
+
+def test_a_fork_with_an_edit_is_copied_as_a_program_that_does_it(own: str, path: Path, visit: Visit) -> None:
+    page = visit(f"{own}/t/{STORY}")
+    expect(page.locator(".detail h2")).to_contain_text("Merge")
+    page.keyboard.press("e")
+    window = page.get_by_role("dialog")
+    window.get_by_label("Name of the branch").fill("try-the-bus")
+    window.get_by_role("textbox", name="state as JSON").fill('{"city": "Oslo", "hotel": "Grand"}')
+    expect(window.locator(".preview .change").first).to_be_visible()
+    window.get_by_role("button", name="Python").click()
+    _run_in_python(window.locator(".as-code code").text_content() or "")
+    with everstep.open(path).sync as engine:
+        made = engine.resolve(f"{STORY}@try-the-bus")
+        checkpoint = engine.get(made.checkpoint_id, thread_id=made.thread_id)
+    assert checkpoint is not None
+    assert checkpoint.state == {"city": "Oslo", "hotel": "Grand"}
 
 
 def test_a_pin_is_set_and_seen(own: str, visit: Visit) -> None:
@@ -896,11 +924,14 @@ def test_an_action_is_shown_as_command_python_and_request(own: str, path: Path, 
     page.keyboard.press("t")
     page.get_by_role("textbox", name="A new tag").fill("good one")
     window = page.get_by_role("dialog")
-    expect(window.locator("code")).to_contain_text("everstep tag ")
+    expect(window.locator("code")).to_contain_text(f"everstep --store sqlite:///{path} tag ")
     expect(window.locator("code")).to_contain_text("'good one'")
     window.get_by_role("button", name="Python").click()
     expect(window.locator("code")).to_have_text(
-        re.compile(r'^await engine.tag\("ckpt-.+", "good one", thread_id=".+"\)$')
+        re.compile(
+            r"import everstep\n\nwith everstep.open\(.+\).sync as engine:\n"
+            r'    engine.tag\("ckpt-.+", "good one", thread_id=".+"\)$'
+        )
     )
     window.get_by_role("button", name="curl").click()
     command = shlex.split(window.locator("code").inner_text())
@@ -920,7 +951,7 @@ def test_a_note_is_written_seen_and_taken_back(own: str, path: Path, visit: Visi
     page.keyboard.press("n")
     window = page.get_by_role("dialog", name="Note about #9")
     window.get_by_label("The note").fill(f"keep this one {SCRIPT}")
-    expect(window.locator("code").last).to_contain_text("everstep note ")
+    expect(window.locator("code").last).to_contain_text(" note ckpt-")
     window.get_by_role("button", name="Note", exact=True).click()
     expect(toast(page)).to_contain_text("Noted.")
     expect(page.locator(".detail .note")).to_contain_text("keep this one <script>")
@@ -939,7 +970,7 @@ def test_a_branch_is_renamed_archived_and_brought_back(own: str, path: Path, vis
     window = page.get_by_role("dialog", name="Branch", exact=True)
     expect(window.get_by_role("button", name="Rename")).to_be_disabled()
     window.get_by_label("Name").fill("by bus")
-    expect(window.locator("code").last).to_contain_text("everstep branch rename ")
+    expect(window.locator("code").last).to_contain_text(" branch rename ")
     window.get_by_role("button", name="Rename").click()
     expect(toast(page)).to_contain_text("The branch is called by bus now.")
     expect(page.locator(".thread").filter(has_text="by bus")).to_have_count(1)

@@ -83,6 +83,7 @@ async def _info(service: Service, _: Values) -> dict[str, Any]:
         "kind": service.kind,
         "read_only": service.read_only,
         "demo": service.demo,
+        "reach": service.reach._asdict(),
         "import_bytes_max": IMPORT_BYTES_MAX,
     }
 

@@ -95,7 +95,20 @@ SCHEMAS: dict[str, Schema] = {
         error=_object("In words.", code=TEXT, message=TEXT, hint=_or_null(TEXT)),
     ),
     "Info": _answer(
-        "The store.", version=TEXT, store=TEXT, kind=TEXT, read_only=FLAG, demo=FLAG, import_bytes_max=COUNT
+        "The store.",
+        version=TEXT,
+        store=TEXT,
+        kind=TEXT,
+        read_only=FLAG,
+        demo=FLAG,
+        reach=_object(
+            "How commands and Python reach it from elsewhere.",
+            command=TEXT,
+            python=_or_null(TEXT),
+            options=TEXT,
+            note=_or_null(TEXT),
+        ),
+        import_bytes_max=COUNT,
     ),
     "Thread": _object(
         "A thread, as its newest checkpoint tells.",

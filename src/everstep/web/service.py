@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from everstep.backends import CheckpointBackend
 from everstep.config import SnapshotConfig
@@ -18,6 +18,7 @@ from everstep.views import history
 from everstep.views.redaction import Redact
 from everstep.web.events import NewestThreads
 from everstep.web.places import Places
+from everstep.web.reaching import Reach, reach
 
 Store = Address | CheckpointEngine | CheckpointBackend
 
@@ -87,6 +88,12 @@ class Service:
         if self._shown_address is not None:
             return self._shown_address
         return str(getattr(self._store, "address", type(self._store).__name__))
+
+    @property
+    def reach(self) -> Reach:
+        """How somebody reaches the store from elsewhere."""
+        given = self._given if is_address(self._given) else None
+        return reach(cast("Address | None", given), self._store, self._options or {})
 
     @property
     def kind(self) -> str:

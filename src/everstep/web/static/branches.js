@@ -2,7 +2,8 @@
 import { html, useState } from "./vendor/ui.js";
 import { python, quoteShell, visible } from "./format.js";
 import { address, archive, canWrite, dialog, family, follow, go, labelOf, openThread, rename, route, rows } from "./model.js";
-import { Ago, AsCode, Chip, Dialog, IconButton, Loading } from "./parts.js";
+import { AsCode, everstep, inPython } from "./code.js";
+import { Ago, Chip, Dialog, IconButton, Loading } from "./parts.js";
 
 const close = () => (dialog.value = null);
 
@@ -55,14 +56,14 @@ export function Branch({ thread }) {
     else setBusy(false);
   };
   const renaming = {
-    command: `everstep branch rename ${quoteShell(thread)} ${quoteShell(wanted) || "''"}`,
-    python: `await engine.rename_branch(${python(thread)}, ${python(wanted)})`,
+    command: everstep(`branch rename ${quoteShell(thread)} ${quoteShell(wanted) || "''"}`),
+    python: inPython(`engine.rename_branch(${python(thread)}, ${python(wanted)})`),
     path: "rename",
     body: { thread, name: wanted },
   };
   const archiving = {
-    command: `everstep branch ${isArchived ? "unarchive" : "archive"} ${quoteShell(thread)}`,
-    python: `await engine.${isArchived ? "unarchive" : "archive"}_branch(${python(thread)})`,
+    command: everstep(`branch ${isArchived ? "unarchive" : "archive"} ${quoteShell(thread)}`),
+    python: inPython(`engine.${isArchived ? "unarchive" : "archive"}_branch(${python(thread)})`),
     path: "archive",
     body: { thread, archived: !isArchived },
   };

@@ -3,7 +3,8 @@ import { html, useEffect, useRef, useState } from "./vendor/ui.js";
 import { get } from "./api.js";
 import { clock, oneLine, plural, python, quoteShell, visible, whole } from "./format.js";
 import { address, canWrite, describe, dialog, family, labelOf, note, pin, redo, remove, rewindTo, route, rows, tag, undo } from "./model.js";
-import { AsCode, Chip, Command, Dialog, Empty, Icon, Key, Loading, Trouble } from "./parts.js";
+import { AsCode, Command, everstep, inPython, ReachNote } from "./code.js";
+import { Chip, Dialog, Empty, Icon, Key, Loading, Trouble } from "./parts.js";
 import { Branch, Branches } from "./branches.js";
 import { Fork } from "./editing.js";
 import { Import } from "./importing.js";
@@ -56,8 +57,8 @@ function Rewind({ data }) {
         ${number > 6 && html`<li class="faint">and ${plural(number - Math.min(6, list.length), "more", "more")}</li>`}
       </ul>`}`}
     <${AsCode}
-      command=${`everstep rewind ${quoteShell(data.copy.ref)}`}
-      python=${`await engine.rewind(${python(data.id)}, thread_id=${python(data.thread_id)})`}
+      command=${everstep(`rewind ${quoteShell(data.copy.ref)}`)}
+      python=${inPython(`engine.rewind(${python(data.id)}, thread_id=${python(data.thread_id)})`)}
       path="rewind"
       body=${{ ref: data.ref }}
     />
@@ -71,10 +72,11 @@ function Copy({ data }) {
   const texts = data.copy;
   const link = `${location.origin}${address({ thread: route.value.thread, id: data.id })}`;
   return html`<${Dialog} title=${`#${data.step} as…`} wide=${true}>
-    <${Command} label="Python" text=${texts.python} />
-    <${Command} label="Command" text=${texts.cli} />
+    <${Command} label="Command" text=${everstep(texts.cli.replace(/^everstep /, ""))} />
+    <${Command} label="Python" text=${inPython(`checkpoint = ${texts.python.replace(/^await /, "")}`, { config: null })} />
     <${Command} label="curl" text=${curl(texts.curl)} />
     <${Command} label="Link" text=${link} />
+    <${ReachNote} />
   <//>`;
 }
 
@@ -115,8 +117,8 @@ function Operations({ thread }) {
       )}
     </ol>
     <${AsCode}
-      command=${`everstep undo ${quoteShell(thread)}`}
-      python=${`await engine.undo(${python(thread)})`}
+      command=${everstep(`undo ${quoteShell(thread)}`)}
+      python=${inPython(`engine.undo(${python(thread)})`)}
       path="undo"
       body=${{ thread }}
     />
@@ -155,8 +157,8 @@ function Tags({ data }) {
         <button type="button" class="small" aria-label=${`Take the tag ${old} away`} onClick=${() => take(old)}>Take away</button></li>`)}
     </ul>`}
     <${AsCode}
-      command=${`everstep tag ${quoteShell(data.copy.ref)} ${quoteShell(name.trim() || "NAME")}`}
-      python=${`await engine.tag(${python(data.id)}, ${python(name.trim() || "NAME")}, thread_id=${python(data.thread_id)})`}
+      command=${everstep(`tag ${quoteShell(data.copy.ref)} ${quoteShell(name.trim() || "NAME")}`)}
+      python=${inPython(`engine.tag(${python(data.id)}, ${python(name.trim() || "NAME")}, thread_id=${python(data.thread_id)})`)}
       path="tag"
       body=${{ ref: data.ref, tag: name.trim() || "NAME" }}
     />
@@ -190,8 +192,8 @@ function Delete({ thread }) {
         <input ref=${field} type="text" spellcheck="false" autocomplete="off" value=${typed} onInput=${(event) => setTyped(event.target.value)} /></label>
     </form>`}
     <${AsCode}
-      command=${`everstep rm ${quoteShell(thread)}`}
-      python=${`await engine.checkpointer.delete_thread(${python(thread)})`}
+      command=${everstep(`rm ${quoteShell(thread)}`)}
+      python=${inPython(`engine.checkpointer.delete_thread(${python(thread)})`)}
       path="delete"
       body=${{ thread }}
     />
@@ -216,8 +218,8 @@ function Note({ data }) {
     <textarea class="note-text" aria-label="The note" rows="4" maxlength="2000" autofocus value=${text} onInput=${(event) => setText(event.target.value)}></textarea>
     <p class="faint">It is kept beside the checkpoint, in the log of the thread. Undo takes it back.</p>
     <${AsCode}
-      command=${`everstep note ${quoteShell(data.copy.ref)} ${quoteShell(wanted || "NOTE")}`}
-      python=${`await engine.note(${python(data.id)}, ${python(wanted || "NOTE")}, thread_id=${python(data.thread_id)})`}
+      command=${everstep(`note ${quoteShell(data.copy.ref)} ${quoteShell(wanted || "NOTE")}`)}
+      python=${inPython(`engine.note(${python(data.id)}, ${python(wanted || "NOTE")}, thread_id=${python(data.thread_id)})`)}
       path="note"
       body=${{ ref: data.ref, note: wanted || "NOTE" }}
     />

@@ -3,7 +3,8 @@ import { html, useEffect, useMemo, useRef, useState } from "./vendor/ui.js";
 import { get, post } from "./api.js";
 import { bytes, json, piped, plural, python, quoteShell, visible } from "./format.js";
 import { dialog, go, labelOf, openThread, renew, say, select, undo } from "./model.js";
-import { AsCode, Chip, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
+import { AsCode, everstep, inPython } from "./code.js";
+import { Chip, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
 
 const EDIT_MAX = 1_000_000;
 const SIGNS = { add: "+", remove: "−", replace: "~" };
@@ -140,11 +141,11 @@ export function Fork({ data, withEditor = false }) {
       setBusy(false);
     }
   };
-  const plain = `everstep fork ${quoteShell(data.copy.ref)} -b ${quoteShell(name.trim() || "NAME")}`;
+  const plain = everstep(`fork ${quoteShell(data.copy.ref)} -b ${quoteShell(name.trim() || "NAME")}`);
   const command = patch.length ? piped(patch, `${plain} --patch -`) : plain;
-  const inPython = patch.length
-    ? `from everstep.views import actions\nawait actions.fork(engine, ${python(data.copy.ref)}, ${python(body.name)}, patch=${python(patch)})`
-    : `await engine.branch(${python(data.id)}, ${python(body.name)}, thread_id=${python(data.thread_id)})`;
+  const program = patch.length
+    ? inPython(`actions.fork(engine, ${python(data.copy.ref)}, ${python(body.name)}, patch=${python(patch)})`, { isAsync: true, imports: "from everstep.views import actions\n" })
+    : inPython(`engine.branch(${python(data.id)}, ${python(body.name)}, thread_id=${python(data.thread_id)})`);
   return html`<${Dialog}
     title=${`Fork from #${data.step}`}
     wide=${isEditing}
@@ -174,7 +175,7 @@ export function Fork({ data, withEditor = false }) {
       </div>`}
       ${error && html`<${Trouble} error=${error} />`}
     </form>
-    <${AsCode} command=${command} python=${inPython} path="fork" body=${body} />
+    <${AsCode} command=${command} python=${program} path="fork" body=${body} />
   <//>`;
 }
 

@@ -3,14 +3,15 @@ import { html, useEffect, useRef, useState } from "./vendor/ui.js";
 import { upload } from "./api.js";
 import { bytes, count, plural, python, quoteShell, visible } from "./format.js";
 import { address, dialog, follow, info, labelOf, openThread, renew } from "./model.js";
-import { AsCode, Dialog, Icon, Trouble, curlTo } from "./parts.js";
+import { AsCode, curlTo, everstep, inPython } from "./code.js";
+import { Dialog, Icon, Trouble } from "./parts.js";
 
 const SHOWN = 8; // names of threads; the others are counted
 const close = () => (dialog.value = null);
 
 const commandOf = (name) => ({
-  command: `everstep import ${quoteShell(name)}`,
-  python: `everstep.import_threads(${python(name)}, engine)`,
+  command: everstep(`import ${quoteShell(name)}`),
+  python: inPython(`everstep.import_threads(${python(name)}, engine)`),
   curl: `${curlTo("import")} -H 'Content-Type: application/octet-stream' --data-binary ${quoteShell(`@${name}`)}`,
 });
 

@@ -4,7 +4,8 @@ import { get, latest, post } from "./api.js";
 import { piped, plural, python, quoteShell, shortId, threadIn, visible } from "./format.js";
 import { complain, dialog, family, labelOf, openThread, renew, route, rows, say, select, undo } from "./model.js";
 import { ChangeList } from "./changes.js";
-import { AsCode, Chip, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
+import { AsCode, everstep, inPython } from "./code.js";
+import { Chip, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
 
 const call = latest();
 const isMissing = (value) => value === undefined || (value && typeof value === "object" && value.$type === "missing");
@@ -99,7 +100,7 @@ export function Merge({ source: given = null }) {
     return [conflict.path, choice.kind === "edit" ? { value: decided(conflict, choice) } : { take: choice.kind }];
   }));
   const values = Object.fromEntries(settled.map((conflict) => [conflict.path, decided(conflict, choices[conflict.path])]));
-  const command = `everstep merge ${quoteShell(source)} --into ${quoteShell(into)}`;
+  const command = everstep(`merge ${quoteShell(source)} --into ${quoteShell(into)}`);
   const body = { source, into, ...(settled.length ? { resolve } : {}) };
   const send = async () => {
     setBusy(true);
@@ -143,7 +144,7 @@ export function Merge({ source: given = null }) {
       <div><${ChangeList} found=${outcome} /></div>`}
     <${AsCode}
       command=${settled.length ? piped(resolve, `${command} --resolve -`) : command}
-      python=${`await engine.merge_branch(${python(source)}, ${python(into)}${settled.length ? `, resolve=${python(values)}` : ""})`}
+      python=${inPython(`engine.merge_branch(${python(source)}, ${python(into)}${settled.length ? `, resolve=${python(values)}` : ""})`)}
       path="merge"
       body=${body}
     />

@@ -1,6 +1,6 @@
 // Small things that many places use: icons, chips, menus, dialogs, values.
 import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./vendor/ui.js";
-import { ago, bytes, count, json, quoteShell, visible, whole } from "./format.js";
+import { ago, bytes, count, json, visible, whole } from "./format.js";
 import { copy, dialog } from "./model.js";
 
 const PATHS = {
@@ -221,36 +221,6 @@ export function Dialog({ title, children, wide = false, footer = null, onClose =
       ${footer && html`<footer class="dialog-foot">${footer}</footer>`}
     </div>
   </dialog>`;
-}
-
-const WORD_MAX = 30; // a longer one is broken where the line ends
-
-// A command that can be copied. Its options stay whole: a line may end between words, not within them.
-export const Command = ({ label, text }) => html`<div class="command">
-  ${label && html`<span class="command-label">${label}</span>`}
-  <code>${visible(text).split(/([ \n])/).map((word) => (word.trim() && word.length < WORD_MAX ? html`<span class="command-word">${word}</span>` : word))}</code>
-  <${CopyButton} text=${text} label=${`Copy ${label ?? "command"}`} />
-</div>`;
-
-const way = signal("command");
-const WAYS = [["command", "Command"], ["python", "Python"], ["curl", "curl"]];
-
-// An action as a command, in Python and as a request: each does the same. `body` is what the page itself would send,
-// unless it is no JSON: then `curl` is the whole request.
-export function AsCode({ command, python, path, body, curl }) {
-  const texts = { command, python, curl: curl ?? curlOf(path, body) };
-  return html`<div class="as-code">
-    <${Segments} label="Show as" value=${way.value} options=${WAYS} onChange=${(next) => (way.value = next)} />
-    <${Command} text=${texts[way.value]} />
-  </div>`;
-}
-
-const curlOf = (path, body) => `${curlTo(path)} -H 'Content-Type: application/json' -d ${quoteShell(JSON.stringify(body))}`;
-
-// The beginning of a request that changes something: it says that it is meant for this server.
-export function curlTo(path) {
-  const home = new URL(document.baseURI);
-  return `curl -X POST ${home.href.replace(/\/$/, "")}/api/v1/${path} -H ${quoteShell(`Origin: ${home.origin}`)}`;
 }
 
 const LONG = 600;

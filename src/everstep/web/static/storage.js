@@ -5,7 +5,8 @@ import { bytes, count, plural, python, quoteShell, visible } from "./format.js";
 import {
   address, canWrite, complain, dialog, family, follow, info, isTooLongToSize, labelOf, leaveSize, loadThreads, openThread, say, sizes, threads, wantSize,
 } from "./model.js";
-import { AsCode, Chip, Loading, Trouble } from "./parts.js";
+import { AsCode, everstep, inPython } from "./code.js";
+import { Chip, Loading, Trouble } from "./parts.js";
 
 const Figure = ({ label, value, note }) => html`<div class="figure"><span class="figure-value">${value}</span><span class="figure-label">${label}</span>${note && html`<span class="figure-note">${note}</span>`}</div>`;
 
@@ -77,8 +78,8 @@ export function Sizes({ thread = null }) {
         : "There is nothing to remove."
       : "Nothing is removed before you have seen what would go."}</p>
     ${canWrite.value && html`<${AsCode}
-      command=${`everstep retention apply${thread ? ` ${quoteShell(thread)}` : ""} --policy ${policy}${"param" in kept ? ` --keep ${kept.param}` : ""}`}
-      python=${`config = everstep.SnapshotConfig(gc_policy=${python(policy)}${"param" in kept ? `, gc_param=${kept.param}` : ""})\nengine = everstep.open(URL, config)\nawait engine.collect(${thread ? python(thread) : ""})`}
+      command=${everstep(`retention apply${thread ? ` ${quoteShell(thread)}` : ""} --policy ${policy}${"param" in kept ? ` --keep ${kept.param}` : ""}`)}
+      python=${inPython(`engine.collect(${thread ? python(thread) : ""})`, { config: `everstep.SnapshotConfig(gc_policy=${python(policy)}${"param" in kept ? `, gc_param=${kept.param}` : ""})` })}
       path="collect"
       body=${asked}
     />`}

@@ -3,7 +3,8 @@ import { html, useEffect, useState } from "./vendor/ui.js";
 import { get } from "./api.js";
 import { clock, duration, oneLine, plural, quoteShell, whole } from "./format.js";
 import { address, dialog, follow, select } from "./model.js";
-import { Command, Dialog, Empty, Icon, Loading, Trouble } from "./parts.js";
+import { Command, everstep } from "./code.js";
+import { Dialog, Empty, Icon, Loading, Trouble } from "./parts.js";
 
 const STEPS = 60; // more bars would be too thin to compare
 const CUTS_MAX = 20; // more lines would hide the bars
@@ -52,6 +53,6 @@ export function Timing({ thread }) {
         ${bars.every((bar) => bar.duration_ms == null) && " Nobody noted how long these steps took: they are marks at the time they ended."}
       </p>
       <ol class="time-rows">${bars.map((bar) => html`<${Bar} key=${bar.ref} bar=${bar} cuts=${cuts} />`)}</ol>`}
-    <${Command} text=${`everstep log ${quoteShell(thread)} --time`} />
+    <${Command} text=${everstep(`log ${quoteShell(thread)} --time`)} />
   <//>`;
 }
