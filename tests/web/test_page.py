@@ -155,6 +155,19 @@ def test_it_opens_with_the_threads_and_a_history(shared: str, visit: Visit, sche
     picture(page, f"page-{scheme}")
 
 
+def test_a_usual_window_shows_how_long_steps_took(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}", viewport={"width": 1280, "height": 720})
+    row = rows(page).filter(has_text="hotels answered")
+    expect(row.locator(".row-duration")).to_be_visible()
+    expect(row.locator(".row-duration")).to_have_text("880 ms")
+    expect(row.locator(".row-time")).to_be_visible()
+    expect(row.locator(".row-bytes")).to_be_visible()
+    # What it is called comes first.
+    room = row.locator(".row-what").bounding_box()
+    assert room is not None
+    assert room["width"] > 200
+
+
 def test_a_damaged_checkpoint_is_a_row_that_says_so_among_the_others(path: Path, visit: Visit) -> None:
     damage_checkpoint(path, STORY, 4)
     with served(path) as address:

@@ -207,7 +207,8 @@ function curve(x1, y1, x2, y2) {
 function Row({ row, place, top, made, isSelected, isCompared }) {
   const changed = made.changed.get(row.id)?.text ?? "";
   const chips = row.chips ?? [];
-  const facts = [row.duration_ms != null && duration(row.duration_ms), row.tokens != null && `${count(row.tokens)} tokens`, row.cost != null && dollars(row.cost)]
+  const took = row.duration_ms != null && duration(row.duration_ms);
+  const facts = [took, row.tokens != null && `${count(row.tokens)} tokens`, row.cost != null && dollars(row.cost)]
     .filter(Boolean);
   const choose = (event) => {
     pointed.value = null;
@@ -239,7 +240,7 @@ function Row({ row, place, top, made, isSelected, isCompared }) {
       ${isCompared && html`<${Chip} text="compared" />`}
       ${chips.map((chip) => html`<${Chip} key=${chip.text} text=${chip.text} tone=${chip.tone} lane=${chip.lane} />`)}
     </span>
-    <span class="row-facts">${facts.map((fact) => html`<span key=${fact}>${fact}</span>`)}</span>
+    <span class="row-facts">${facts.map((fact) => html`<span key=${fact} class=${fact === took ? "row-duration" : null}>${fact}</span>`)}</span>
     <time class="row-time" datetime=${row.created_at} title=${whole(row.created_at)}>${clock(row.created_at)}</time>
     <span class="row-bytes">${row.added_bytes == null ? "" : `+${bytes(row.added_bytes)}`}</span>
   </div>`;
