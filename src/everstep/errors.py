@@ -154,12 +154,18 @@ class AmbiguousCheckpoint(EverstepError, LookupError):
     """Several threads or namespaces hold a checkpoint of that id, or several ids begin so."""
 
     def __init__(
-        self, checkpoint_id: str, places: list[tuple[str, str]], *, candidates: Sequence[str] = (), more: bool = False
+        self,
+        checkpoint_id: str,
+        places: list[tuple[str, str]],
+        *,
+        candidates: Sequence[str] = (),
+        more: bool = False,
+        advice: str = "give more of the id",
     ) -> None:
         """`candidates` are references that may be meant, if a part of an id was given; `more`: there are others."""
         if candidates:
             others = " and others" if more else ""
-            message = f"{checkpoint_id!r} may be {', '.join(candidates[:5])}{others}; give more of the id"
+            message = f"{checkpoint_id!r} may be {', '.join(candidates[:5])}{others}; {advice}"
         else:
             shown = ", ".join(f"thread {t!r} namespace {n!r}" for t, n in places[:5])
             message = f"checkpoint id {checkpoint_id!r} is in {shown}; pass thread_id= (and namespace=)"

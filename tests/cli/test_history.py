@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import everstep
 from tests.cli import schemas
 from tests.cli.conftest import Run, start_process
 from tests.cli.terminals import start_on_terminal
@@ -21,6 +22,23 @@ def family(run: Run, file: Path) -> str:
     found = run("branch", "list", "trip-to-oslo", "--store", file, "--json").json["branches"]
     name: str = next(branch["thread_id"] for branch in found if branch["name"] == "family")
     return name
+
+
+def test_a_name_that_two_branches_have_lists_both_and_a_second_one_is_refused(run: Run, own_file: Path) -> None:
+    with everstep.open(own_file, everstep.SnapshotConfig(gc_policy="keep_all")).sync as engine:
+        head = engine.resolve("trip-to-oslo")
+        for _ in range(2):
+            engine.branch(head.checkpoint_id, "twin", thread_id=head.thread_id)
+
+    for command in (["log"], ["show"], ["merge"], ["rm", "--yes"], ["branch", "delete", "--yes"]):
+        done = run(*command, "trip-to-oslo@twin", "--store", own_file, "--json")
+        assert (done.code, done.error["code"], len(done.error["candidates"])) == (3, "ambiguous_checkpoint", 2)
+        assert done.error["candidates"][0] in done.error["hint"]
+
+    for refused in (["fork", "trip-to-oslo", "-b", "cheap"], ["branch", "rename", "trip-to-oslo@scenic", "cheap"]):
+        done = run(*refused, "--store", own_file, "--json")
+        assert (done.code, done.error["code"]) == (2, "invalid_input")
+        assert "choose another name" in done.error["message"]
 
 
 def test_rewind_says_what_it_did_and_is_undone(run: Run, own_file: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import everstep
 from everstep.errors import AmbiguousCheckpoint, CheckpointNotFound, InvalidInput
 from everstep.stores.protocol import Change, Operation
-from everstep.views import checkpoint, history, threads
+from everstep.views import actions, checkpoint, history, threads
 
 
 async def _branched(engine: everstep.CheckpointEngine, name: str = "cheap") -> str:
@@ -63,8 +63,62 @@ async def test_a_name_that_two_branches_have_is_ambiguous(engine: everstep.Check
     start = await engine.append("trip", [])
     for name in ("a", "b"):
         await engine.rename_branch(await engine.branch(start, name), "same")
-    with pytest.raises(AmbiguousCheckpoint):
+    with pytest.raises(AmbiguousCheckpoint) as failed:
         await engine.resolve("trip@same")
+    assert len(failed.value.candidates) == 2
+
+
+async def test_the_name_that_a_branch_has_now_comes_before_one_that_another_had(
+    engine: everstep.CheckpointEngine,
+) -> None:
+    start = await engine.append("trip", [])
+    first = await engine.branch(start, "cheap")
+    other = await engine.branch(start, "scenic")
+    await engine.rename_branch(first, "by bus")
+    assert (await engine.resolve("trip@cheap")).thread_id == first
+    await engine.rename_branch(other, "cheap")
+    assert (await engine.resolve("trip@cheap")).thread_id == other
+    assert (await engine.resolve("trip@by bus")).thread_id == first
+    await engine.rename_branch(first, "")
+    with pytest.raises(AmbiguousCheckpoint) as failed:
+        await engine.resolve("trip@cheap")
+    assert set(failed.value.candidates) == {first, other}
+
+
+async def test_a_branch_beside_another_of_its_name_does_not_stand_for_itself(engine: everstep.CheckpointEngine) -> None:
+    start = await engine.append("trip", [])
+    one = await engine.branch(start, "cheap")
+    assert (await engine.resolve("cheap")).thread_id == one
+    assert (await engine.resolve("cheap", thread_id=one)).thread_id == one
+    await engine.branch(start, "cheap")
+    for thread in (None, one):
+        with pytest.raises(AmbiguousCheckpoint):
+            await engine.resolve("cheap", thread_id=thread)
+    await engine.rename_branch(one, "by bus")
+    assert (await engine.resolve("by bus", thread_id=one)).thread_id == one
+
+
+async def test_people_are_refused_a_name_that_another_branch_of_the_family_has(
+    engine: everstep.CheckpointEngine,
+) -> None:
+    branch = await _branched(engine)
+    beside = await engine.branch((await engine.resolve("trip")).checkpoint_id, "scenic")
+    for ref in ("trip", branch, beside):
+        with pytest.raises(InvalidInput, match="already"):
+            await actions.fork(engine, ref, "cheap")
+    with pytest.raises(InvalidInput, match="already"):
+        await actions.rename(engine, beside, "cheap")
+    assert await _listed(engine) == {"trip", "cheap", "scenic"}
+    # The one that has it may keep it, and an old name is free.
+    await actions.rename(engine, branch, "cheap")
+    await actions.rename(engine, branch, "by bus")
+    await actions.fork(engine, "trip", "cheap")
+    with pytest.raises(InvalidInput, match="already"):
+        await actions.rename(engine, branch, "")
+    # Programs, which go by ids, may call branches as they like; so may other families.
+    assert await engine.branch((await engine.resolve("trip")).checkpoint_id, "cheap") != branch
+    await engine.append("elsewhere", [])
+    await actions.fork(engine, "elsewhere", "cheap")
 
 
 async def test_an_archived_branch_is_left_out_of_lists_and_works_as_before(engine: everstep.CheckpointEngine) -> None:

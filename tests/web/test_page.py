@@ -774,7 +774,7 @@ def test_a_fork_with_an_edited_state(own: str, path: Path, visit: Visit) -> None
     editor = dialog.get_by_label("state as JSON")
     text = editor.input_value()
     editor.fill(text[:-1])
-    expect(dialog.locator(".editor-problem")).to_contain_text("line")
+    expect(dialog.locator("#editor-problem")).to_contain_text("line")
     expect(dialog.get_by_role("button", name="Fork", exact=True)).to_be_disabled()
     editor.fill(text.replace("Lighthouse", "Houseboat"))
     expect(dialog.get_by_label("What you change")).to_contain_text("/state/hotel")
@@ -893,6 +893,21 @@ def _run_in_python(program: str) -> str:
     """Do what somebody does who copies a program from the page, and return what it printed."""
     done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
     return done.stdout.decode()
+
+
+def test_a_name_that_another_branch_has_is_not_taken_twice(shared: str, visit: Visit) -> None:
+    page = visit(f"{shared}/t/{STORY}")
+    expect(page.get_by_role("button", name="4 branches")).to_be_visible()
+    expect(page.locator(".detail h2")).to_contain_text("Merge")
+    page.keyboard.press("f")
+    window = page.get_by_role("dialog")
+    fork = window.get_by_role("button", name="Fork", exact=True)
+    window.get_by_label("Name of the branch").fill("cheap")
+    expect(window).to_contain_text("A branch is called so already")
+    expect(fork).to_be_disabled()
+    window.get_by_label("Name of the branch").fill("cheaper")
+    expect(window).not_to_contain_text("A branch is called so already")
+    expect(fork).to_be_enabled()
 
 
 def test_a_checkpoint_is_copied_as_a_command_and_a_program_that_find_it(own: str, path: Path, visit: Visit) -> None:

@@ -190,26 +190,40 @@ async def _inside(store: Store, thread: Thread, rest: str) -> Stored:
 
 
 async def _branch_called(store: Store, thread: Thread, name: str) -> Thread | None:
-    """Return the branch with that name: this thread, one that began from it, or from one that it came from.
+    """Return the branch that was made with that name: this thread, one that began from it, or from one it came from.
 
     It comes before tags, since its first checkpoint has the name for a tag.
     """
+    itself: list[str] = []
     async for nearby in _branches_nearby(store, thread):
-        called = [each for each in nearby if branch_name(each) == name]
-        if called:
+        made = [each for each in nearby if branch_name(each) == name]
+        if not made:
+            continue
+        # Lists show the names that branches have now. The old one of a branch still means it where it is free.
+        called = await _called_now(store, nearby, name) or made
+        if called != nearby[:1]:
             return await _thread(store, _only(name, called))
-    return None
+        # Those beside it, which are told next, may be called the same.
+        itself = called
+    return await _thread(store, itself[0]) if itself else None
 
 
 async def _branch_renamed(store: Store, thread: Thread, name: str) -> Thread | None:
     """Return the branch that somebody has given this name later, of the same ones."""
+    itself: list[str] = []
     async for nearby in _branches_nearby(store, thread):
-        branches = [each for each in nearby if branch_name(each) is not None]
-        labels = (await said_of(store, branches)).labels
-        called = [each for each in branches if labels[each].name == name]
-        if called:
+        called = await _called_now(store, nearby, name)
+        if called and called != nearby[:1]:
             return await _thread(store, _only(name, called))
-    return None
+        itself = called or itself
+    return await _thread(store, itself[0]) if itself else None
+
+
+async def _called_now(store: Store, threads: list[str], name: str) -> list[str]:
+    """Return those of some threads that are branches of this name now."""
+    branches = [each for each in threads if branch_name(each) is not None]
+    labels = (await said_of(store, branches)).labels
+    return [each for each in branches if (labels[each].name or branch_name(each)) == name]
 
 
 async def _branches_nearby(store: Store, thread: Thread) -> AsyncIterator[list[str]]:
@@ -229,7 +243,13 @@ def _only(name: str, called: list[str]) -> str:
     """Return the only branch of a name."""
     if len(called) > 1:
         places = [(each, "") for each in called[:_CANDIDATES_MAX]]
-        raise AmbiguousCheckpoint(name, places, candidates=called[:_CANDIDATES_MAX], more=len(called) > _CANDIDATES_MAX)
+        raise AmbiguousCheckpoint(
+            name,
+            places,
+            candidates=called[:_CANDIDATES_MAX],
+            more=len(called) > _CANDIDATES_MAX,
+            advice="write the id of the branch that you mean",
+        )
     return called[0]
 
 

@@ -20,6 +20,7 @@ from everstep.timeline.merge import MergePlan
 from everstep.timeline.store import StoreTimeline
 from everstep.types import MISSING
 from everstep.values import codec
+from everstep.views import branches
 from everstep.views.changes import Room, message_entries, ref_of, state_entry
 from everstep.views.differences import differences_of_roots
 from everstep.views.errors import shown_or_missing
@@ -84,10 +85,12 @@ async def fork(
     """Start a branch at a checkpoint and return its thread and head; with edits, one more step holds the edited values.
 
     `set` is values by pointer (`/plan/2`; MISSING removes), `patch` a JSON Patch of the whole document, `messages` the
-    conversation instead of the present one. They are checked before anything is written.
+    conversation instead of the present one. They are checked before anything is written. A name that another branch of
+    the family has is refused.
     """
     stored = await stored_of(engine, ref)
     key = stored.record.key
+    await branches.require_free_name(engine, key.thread_id, name)
     edited: Values | None = None
     if set or patch or messages is not None:
         # Before the branch is made, so that edits that cannot be stored leave nothing behind.
@@ -104,6 +107,12 @@ async def fork(
     if head is None:
         raise InvalidInput(f"thread {made!r} was deleted meanwhile")
     return ref_of(head.stored)
+
+
+async def rename(engine: CheckpointEngine, thread_id: str, name: str) -> None:
+    """Call a branch by another name, or (empty) by the one that it was made with; one that is taken is refused."""
+    await branches.require_free_name(engine, thread_id, name or branch_of(thread_id), but=thread_id)
+    await engine.rename_branch(thread_id, name)
 
 
 async def _edited(

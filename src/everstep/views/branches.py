@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from everstep.errors import CheckpointCorrupted, CheckpointNotFound
+from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput
 from everstep.history.labels import NO_LABELS, Labels
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Loaded, Store, Thread
@@ -13,7 +13,7 @@ from everstep.timeline.labels import said_of
 from everstep.types import TASK_NAMESPACE
 from everstep.views.around_damage import threads_around
 from everstep.views.reading import readable, repository_of
-from everstep.views.texts import called, origin_ref
+from everstep.views.texts import called, called_like, origin_ref
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -46,6 +46,23 @@ async def family(engine: CheckpointEngine, thread_id: str, *, archived: bool = T
             found.append(await _described(store, key, there.loaded.get(key), labels))
     found.sort(key=lambda branch: (branch["thread_id"] != first, branch["name"].casefold(), branch["thread_id"]))
     return {"thread_id": thread_id, "branches": found}
+
+
+async def require_free_name(engine: CheckpointEngine, thread_id: str, name: str, but: str | None = None) -> None:
+    """Refuse a name for a branch of a thread's family that another branch of it has; `but` is the one it is for.
+
+    The engine allows it. People who read such names, and write `trip@cheap`, would not know which one is meant.
+    """
+    store = repository_of(engine).store
+    for head in await _heads(store, await _first(store, thread_id)):
+        other = head.thread_id
+        if other == but or branch_name(other) is None:
+            continue
+        if called(other, await _labels(store, other)) == called_like(name):
+            raise InvalidInput(
+                f"there is a branch called {checks.shown(name)} already, {checks.shown(other)}, and nobody could tell "
+                "the two apart; choose another name, or rename or delete that one first"
+            )
 
 
 async def _first(store: Store, thread_id: str) -> str:

@@ -99,6 +99,8 @@ def hint(error: BaseException) -> str:
             return f"everstep log {thread!r} shows what there is."
         case errors.CheckpointNotFound():
             return "everstep threads shows what there is."
+        case errors.AmbiguousCheckpoint(candidates=[first, *_]):
+            return f"Write the one that you mean, such as {first.partition(' (step ')[0]!r}."
         case errors.AmbiguousCheckpoint():
             return "Give more of the id, or the thread: THREAD@ID."
         case errors.MergeConflict():

@@ -38,12 +38,17 @@ def plain_text(text: str) -> str:
 
 def branch_of(thread_id: str) -> str:
     """Return what people call a thread: of a branch the name that it was given, without what it began from."""
-    return one_line(branch_name(thread_id) or thread_id, NAME_CHARS_MAX)
+    return called_like(branch_name(thread_id) or thread_id)
 
 
 def called(thread_id: str, labels: Labels) -> str:
     """Return what people call a thread now: a branch may have got another name since it was made."""
-    return one_line(labels.name, NAME_CHARS_MAX) or branch_of(thread_id)
+    return called_like(labels.name) or branch_of(thread_id)
+
+
+def called_like(name: str) -> str:
+    """Return the name of a branch as lists show it."""
+    return one_line(name, NAME_CHARS_MAX)
 
 
 def origin_ref(thread: Thread | None) -> str | None:

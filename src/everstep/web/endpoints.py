@@ -316,7 +316,7 @@ async def _note(service: Service, values: Values) -> dict[str, Any]:
 
 
 async def _rename(service: Service, values: Values) -> dict[str, Any]:
-    await service.engine.rename_branch(values["thread"], values["name"])
+    await actions.rename(service.engine, values["thread"], values["name"])
     return await _named_branch(service, values["thread"])
 
 

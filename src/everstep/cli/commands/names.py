@@ -12,7 +12,7 @@ from everstep.cli.asking import ref_argument, thread_argument, yes_options
 from everstep.cli.group import command, group
 from everstep.cli.session import Common, confirm
 from everstep.errors import InvalidInput
-from everstep.views import branches, checkpoint, tags, threads
+from everstep.views import actions, branches, checkpoint, tags, threads
 
 # Only a family that has more checkpoints than this would show fewer branches than it has.
 _LOOKED_AT_MAX = 100_000
@@ -66,7 +66,7 @@ def branch_rename(common: Common, thread: str, name: str) -> None:
     """Call a branch NAME, wherever people read one. Its thread keeps its id; "" is the name that it was made with."""
     with common.opened() as session:
         meant = session.engine.resolve(thread).thread_id
-        session.engine.rename_branch(meant, name)
+        session.run(actions.rename, meant, name)
         told = session.run(threads.one, meant)
     _show_branch(common, told, f"is called {text.clean(told['name'])} now")
 

@@ -1,7 +1,7 @@
 // The branches of a family: open one, compare two, give one another name, put one away.
 import { html, useState } from "./vendor/ui.js";
 import { python, quoteShell, visible } from "./format.js";
-import { address, archive, canWrite, dialog, family, follow, go, labelOf, openThread, rename, route, rows } from "./model.js";
+import { TAKEN, address, archive, branchCalled, canWrite, dialog, family, follow, go, labelOf, openThread, rename, route, rows } from "./model.js";
 import { AsCode, everstep, inPython } from "./code.js";
 import { Ago, Chip, Dialog, IconButton, Loading } from "./parts.js";
 
@@ -50,6 +50,7 @@ export function Branch({ thread }) {
   const wanted = name.trim();
   const isArchived = Boolean(branch?.archived);
   const isNew = wanted !== branch?.name;
+  const isTaken = isNew && Boolean(branchCalled(wanted));
   const act = async (work) => {
     setBusy(true);
     if (await work()) close();
@@ -71,17 +72,18 @@ export function Branch({ thread }) {
     title="Branch"
     footer=${html`<button type="button" disabled=${isBusy} onClick=${() => act(() => archive(thread, !isArchived))}>${isArchived ? "Put it back into lists" : "Archive"}</button>
       <span class="spacer"></span><button type="button" onClick=${close}>Cancel</button>
-      <button type="submit" form="branch-form" class="primary" disabled=${isBusy || !isNew}>Rename</button>`}
+      <button type="submit" form="branch-form" class="primary" disabled=${isBusy || !isNew || isTaken}>Rename</button>`}
   >
     <form
       id="branch-form"
       onSubmit=${(event) => {
         event.preventDefault();
-        if (isNew && !isBusy) act(() => rename(thread, wanted));
+        if (isNew && !isTaken && !isBusy) act(() => rename(thread, wanted));
       }}
     >
       <label class="field">Name
-        <input type="text" maxlength="200" spellcheck="false" autocomplete="off" autofocus value=${name} onInput=${(event) => setName(event.target.value)} /></label>
+        <input type="text" maxlength="200" spellcheck="false" autocomplete="off" autofocus aria-invalid=${isTaken} aria-describedby="branch-name" value=${name} onInput=${(event) => setName(event.target.value)} /></label>
+      <p class="editor-problem name-problem" id="branch-name" role="status">${isTaken && TAKEN}</p>
       <p class="faint">Its thread keeps the id <code class="break">${visible(thread)}</code>. Without a name it has the one that it was made with again.</p>
       <p class="faint">An archived branch is left out of lists. Nothing else changes: it can be read, merged and gone on with.</p>
     </form>

@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/ui.js";
 import { get, post } from "./api.js";
 import { bytes, json, piped, plural, python, quoteShell, visible } from "./format.js";
-import { dialog, go, labelOf, openThread, renew, say, select, undo } from "./model.js";
+import { TAKEN, branchCalled, dialog, go, labelOf, openThread, renew, say, select, undo } from "./model.js";
 import { AsCode, everstep, inPython } from "./code.js";
 import { Chip, Dialog, Empty, Loading, Trouble, Value } from "./parts.js";
 
@@ -119,7 +119,8 @@ export function Fork({ data, withEditor = false }) {
     return PARTS.flatMap(([key]) => patchOf(stored[key], parsed[key].value, `/${key}`));
   }, [stored, parsed, problem]);
   const isTooLarge = stored && texts[part]?.length > EDIT_MAX;
-  const canSend = name.trim() && !isBusy && !problem && !(isEditing && !isTooMuch && !stored && !error);
+  const taken = branchCalled(name.trim());
+  const canSend = name.trim() && !taken && !isBusy && !problem && !(isEditing && !isTooMuch && !stored && !error);
 
   const patch = changes.map(({ op, path, value }) => (op === "remove" ? { op, path } : { op, path, value }));
   const body = { ref: data.ref, name: name.trim() || "NAME", ...(patch.length ? { patch } : {}) };
@@ -155,7 +156,8 @@ export function Fork({ data, withEditor = false }) {
     <form id="fork-form" onSubmit=${send}>
       <p>A new thread begins at this checkpoint. Nothing is copied, and <b dir="auto" title=${visible(data.thread_id)}>${visible(labelOf(data.thread_id))}</b> stays as it is.</p>
       <label class="field">Name of the branch
-        <input ref=${field} type="text" required maxlength="128" placeholder="try-the-bus" spellcheck="false" autocomplete="off" value=${name} onInput=${(event) => setName(event.target.value)} /></label>
+        <input ref=${field} type="text" required maxlength="128" placeholder="try-the-bus" spellcheck="false" autocomplete="off" aria-invalid=${Boolean(taken)} aria-describedby="fork-name" value=${name} onInput=${(event) => setName(event.target.value)} /></label>
+      <p class="editor-problem name-problem" id="fork-name" role="status">${taken && TAKEN}</p>
       <label class="check"><input type="checkbox" checked=${isEditing} onChange=${(event) => setEditing(event.target.checked)} /> Edit the state or the messages first</label>
       ${isEditing && isTooMuch && html`<${Empty} title="Too large to edit here"><p>This checkpoint holds ${bytes(data.size_bytes)}. Use <code>everstep fork --edit</code> with your own editor, or <code>--set</code> and <code>--patch</code>.</p><//>`}
       ${isEditing && !isTooMuch && !stored && !error && html`<${Loading} lines=${4} />`}

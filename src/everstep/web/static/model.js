@@ -167,6 +167,10 @@ const familyCall = latest();
 
 const branchOf = (name) => family.value.items.find((item) => item.thread_id === name);
 
+// The branch of the open family that has a name; two of one name could not be told apart.
+export const branchCalled = (name) => family.value.items.find((item) => item.is_branch && item.name === name);
+export const TAKEN = "A branch is called so already. Choose another name.";
+
 async function loadFamily(thread) {
   try {
     const found = await familyCall((stop) => get("branches", { thread }, stop));
