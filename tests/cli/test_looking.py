@@ -242,13 +242,15 @@ def test_a_table_is_no_wider_than_the_terminal(demo_file: Path, columns: int) ->
         assert [line for line in lines if len(line) > columns and "hint:" not in line] == [], words
 
 
-def test_a_list_of_threads_calls_branches_as_people_do(run: Run, own_file: Path) -> None:
+def test_a_list_of_threads_calls_branches_as_people_do(own_file: Path) -> None:
     seen = start_on_terminal("threads", "--store", own_file)
     assert "trip-to-oslo@scenic" in seen.screen
     assert "trip-to-oslo-branch-" not in seen.screen
 
-    for _ in range(2):
-        run("fork", "trip-to-oslo", "-b", "twice", "--store", own_file)
+    with everstep.open(own_file, everstep.SnapshotConfig(gc_policy="keep_all")).sync as engine:
+        head = engine.resolve("trip-to-oslo")
+        for _ in range(2):
+            engine.branch(head.checkpoint_id, "twice", thread_id=head.thread_id)
     seen = start_on_terminal("threads", "--quiet", "--store", own_file)
     assert seen.screen.count("trip-to-oslo-branch-twice-") == 2  # `trip-to-oslo@twice` would mean neither
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,19 @@ def test_every_address_of_the_page_is_also_json(client: TestClient, place: str, 
     assert found.status_code == 200, found.text
     assert key in found.json()
     assert client.get(place.replace(".json", "")).headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize("name", [".", "..", "a\nb", " ", "%2F", "?", "#"])
+def test_names_that_no_path_can_hold_stand_behind_the_question_mark(tmp_path: Path, name: str) -> None:
+    with everstep.open(tmp_path / "a.db").sync as engine:
+        first = engine.append(name, [{"role": "user", "content": "one"}])
+        engine.append(name, [{"role": "user", "content": "two"}])
+    with TestClient(app(tmp_path / "a.db"), base_url=ORIGIN, headers=PAGE_HEADERS) as client:
+        assert client.get("/t/", params={"thread": name}).headers["content-type"].startswith("text/html")
+        assert len(client.get("/t/.json", params={"thread": name}).json()["rows"]) == 2
+        assert client.get("/t/.json", params={"thread": name, "c": first}).json()["id"] == first
+        exported = client.get("/api/v1/export", params={"thread": name})
+        assert re.fullmatch(r'attachment; filename="[A-Za-z0-9-]+\.everstep"', exported.headers["content-disposition"])
 
 
 def test_names_with_slashes_have_links_too(tmp_path: Path) -> None:

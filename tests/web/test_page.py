@@ -155,6 +155,50 @@ def test_it_opens_with_the_threads_and_a_history(shared: str, visit: Visit, sche
     picture(page, f"page-{scheme}")
 
 
+NAMES = (
+    ".",
+    "..",
+    "a/b",
+    "%2F",
+    "%",
+    "a?b#c",
+    " ",
+    "~3",
+    "@",
+    "a.json",
+    ".json",
+    "c",
+    "a\nb",
+    "\\",
+    "日本 語",
+    "a&b=c+d",
+)
+
+
+def test_a_thread_of_any_name_has_an_address_that_works_again(tmp_path: Path, visit: Visit) -> None:
+    path = tmp_path / "names.db"
+    with everstep.open(path).sync as engine:
+        for name in NAMES:
+            engine.append(name, [{"role": "user", "content": "one"}])
+            engine.append(name, [{"role": "user", "content": "two"}])
+    with served(path) as address:
+        page = visit(address)
+        listed = page.request.get(f"{address}/api/v1/threads").json()["threads"]
+        for place, name in enumerate([thread["thread_id"] for thread in listed]):
+            link = page.locator(".thread").nth(place)
+            assert (link.text_content() or "").split("now")[0].strip()
+            link.click()
+            expect(selected(page).locator(".row-step")).to_have_text("#2")
+            page.keyboard.press("j")
+            expect(selected(page).locator(".row-step")).to_have_text("#1")
+            page.reload()
+            expect(selected(page).locator(".row-step")).to_have_text("#1")
+            expect(page.locator(".detail h2")).to_contain_text("one")
+            expect(page).to_have_title(f"{' '.join(name.split())} · Everstep".strip())
+            expect(link).to_have_attribute("aria-current", "page")
+        page.close()
+
+
 def test_a_usual_window_shows_how_long_steps_took(shared: str, visit: Visit) -> None:
     page = visit(f"{shared}/t/{STORY}", viewport={"width": 1280, "height": 720})
     row = rows(page).filter(has_text="hotels answered")

@@ -38,7 +38,8 @@ def plain_text(text: str) -> str:
 
 def branch_of(thread_id: str) -> str:
     """Return what people call a thread: of a branch the name that it was given, without what it began from."""
-    return called_like(branch_name(thread_id) or thread_id)
+    # Of a name that nobody could see, such as a space, what it is written as.
+    return called_like(branch_name(thread_id) or thread_id) or called_like(ascii(thread_id))
 
 
 def called(thread_id: str, labels: Labels) -> str:

@@ -32,6 +32,8 @@ EXPORT_PARAMETERS = (
 )
 # Written at once, so that the disk is not asked for every packet.
 _WRITTEN_BYTES = 1024 * 1024
+# File systems take names of 255 bytes, and browsers add to those that are there already.
+_NAME_BYTES = 150
 
 
 # -- out of the store --------------------------------------------------------------------------------------------------
@@ -55,12 +57,12 @@ def exporting(service: Service) -> Handler:
             folder.cleanup()
             return failure_response(exc)
         # The name of a thread may hold anything, and goes into a header here.
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", thread_id).strip(".-")[:80] or "thread"
+        name = re.sub(r"[^\w.-]+", "-", thread_id).encode()[:_NAME_BYTES].decode(errors="ignore").strip(".-")
         # The file goes when it was sent, or nobody wants it any more.
         return FileResponse(
             file,
             media_type="application/octet-stream",
-            filename=f"{name}.everstep",
+            filename=f"{name or 'thread'}.everstep",
             background=BackgroundTask(folder.cleanup),
         )
 

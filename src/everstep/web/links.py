@@ -31,19 +31,22 @@ class Link(NamedTuple):
 def read_link(scope: Scope) -> Link:
     """Return what the address of a request names.
 
-    Names may hold slashes, which a link writes as %2F: so it is taken apart before it is decoded.
+    Names may hold slashes, which a link writes as %2F: so it is taken apart before it is decoded. A name that no path
+    can hold (browsers take `..` for the way up, however it is written) stands behind a question mark: `/t/?thread=..`.
     """
     raw = scope.get("raw_path") or scope["path"].encode()
     path = raw.decode("latin-1").partition("?")[0].removeprefix(scope.get("root_path", ""))
     wants_json = path.endswith(".json")
     parts = [unquote(part) for part in path.removesuffix(".json").strip("/").split("/")]
-    if parts[0] != "t" or len(parts) < 2:
-        return Link(view=parts[0] or "threads", wants_json=wants_json)
     asked = _query(scope)
+    thread_id = parts[1] if len(parts) > 1 else asked.get("thread", [None])[0]
+    if parts[0] != "t" or thread_id is None:
+        return Link(view=parts[0] or "threads", wants_json=wants_json)
+    ref = parts[3] if len(parts) > 3 and parts[2] == "c" else None
     return Link(
         view="thread",
-        thread_id=parts[1],
-        ref=parts[3] if len(parts) > 3 and parts[2] == "c" else None,
+        thread_id=thread_id,
+        ref=ref or asked.get("c", [None])[0],
         tab=asked.get("tab", [None])[0],
         versus=asked.get("vs", [None])[0],
         wants_json=wants_json,

@@ -103,6 +103,9 @@ def _thread_row(common: Common, thread: dict[str, Any], names: Mapping[str, str]
         status = output.paint(status, _STATUS_STYLES.get(status, ""))
     branches = str(thread["branches"]) if thread["branches"] or not output.is_terminal else ""
     name = text.clean(names.get(thread["thread_id"], thread["thread_id"]))
+    if output.is_terminal and not name.strip():
+        # Nobody sees it otherwise.
+        name = text.as_argument(thread["thread_id"])
     return [name, status, f"{thread['steps']}", when, branches, text.clean(thread["summary"])]
 
 

@@ -24,9 +24,10 @@ function readRoute() {
   const parts = path.split("/").map(decode);
   const query = new URLSearchParams(location.search);
   const tab = TABS.includes(query.get("tab")) ? query.get("tab") : "changes";
-  if (parts[0] !== "t" || !parts[1]) return { view: VIEWS[parts[0]] ?? "nowhere", thread: null, id: null, tab, vs: null };
-  const id = parts[2] === "c" && parts[3] ? parts[3] : null;
-  return { view: "thread", thread: parts[1], id, tab, vs: query.get("vs") };
+  const thread = parts[0] === "t" ? parts[1] || query.get("thread") : null;
+  if (!thread) return { view: VIEWS[parts[0]] ?? "nowhere", thread: null, id: null, tab, vs: null };
+  const id = parts[1] ? parts[2] === "c" && parts[3] : query.get("c");
+  return { view: "thread", thread, id: id || null, tab, vs: query.get("vs") };
 }
 
 function decode(part) {
@@ -37,6 +38,10 @@ function decode(part) {
   }
 }
 
+// Browsers take dots, however they are written, for the way through folders, and a route ends with its line: such names
+// stand behind the question mark.
+const isPlace = (name) => name !== "." && name !== ".." && !name.includes("\n");
+
 // Behind an address `.json` means the same as JSON: a name that ends so is not to be taken for that.
 const encode = (name) => encodeURIComponent(name).replace(/\.json$/, "%2Ejson");
 
@@ -44,9 +49,12 @@ export function address({ view, thread, id, tab, vs }) {
   if (view === "storage" || view === "runs") return `${root}${view}`;
   if (!thread) return root;
   const query = new URLSearchParams();
+  const isInPath = isPlace(thread) && (!id || isPlace(id));
+  if (!isInPath) query.set("thread", thread);
+  if (!isInPath && id) query.set("c", id);
   if (tab && tab !== "changes") query.set("tab", tab);
   if (vs) query.set("vs", vs);
-  const place = `${root}t/${encode(thread)}${id ? `/c/${encode(id)}` : ""}`;
+  const place = isInPath ? `${root}t/${encode(thread)}${id ? `/c/${encode(id)}` : ""}` : `${root}t/`;
   return place + (query.size ? `?${query}` : "");
 }
 
@@ -155,7 +163,7 @@ async function measure() {
 }
 
 // What a person calls a thread: a branch by its own name, which may have changed.
-export const labelOf = (name) => (branchOf(name) ?? threadOf(name))?.name ?? branchName(name);
+export const labelOf = (name) => (branchOf(name) ?? threadOf(name))?.name ?? (branchName(name).trim() ? branchName(name) : JSON.stringify(name));
 
 export const threadOf = (name) => threads.value.items.find((item) => item.thread_id === name);
 

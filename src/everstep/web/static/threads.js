@@ -89,7 +89,7 @@ function Thread({ item }) {
   const size = sizes.value[item.thread_id]?.bytes;
   const isOpen = route.value.thread === item.thread_id;
   const from = item.name === item.thread_id ? "" : threadIn(item.origin);
-  const label = `${visible(item.thread_id)}${item.status ? `, ${item.status}` : ""}`;
+  const label = `${visible(item.thread_id.trim() ? item.thread_id : item.name)}${item.status ? `, ${item.status}` : ""}`;
   return html`<a
     ref=${element}
     class=${`thread ${isOpen ? "on" : ""}`}
