@@ -1046,6 +1046,12 @@ def test_a_server_that_can_only_be_read_is_read(own: OwnPostgres, schema: str, r
             run(store.commit(change))
     with pytest.raises(StoreReadOnly):
         run(store.put_writes(Key("t", "", "c-1"), [WRITE], []))
+    run(owner.commit(follow("t", "c")))
+    config = everstep.SnapshotConfig(gc_policy="keep_last_n", gc_param=1)
+    with everstep.open(own.url_of(role), config, schema=schema).sync as engine:
+        assert engine.collect(dry_run=True).checkpoints == 1
+        with pytest.raises(StoreReadOnly):
+            engine.collect()
     with pytest.raises(StoreReadOnly):
         run(PostgresStore(own.url_of(role), schema=schema, table_prefix="none_").blocking.list_threads(1, 0))
 

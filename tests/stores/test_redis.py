@@ -554,7 +554,7 @@ def test_two_sweeps_at_once_leave_what_is_needed(shelf: Shelf) -> None:
     high = make_object(b"high", low)
     go(store.commit(put(record("c", objects=(high,)), low, high)))
     stored = go(store.read("t")).stored
-    driver = SweepDriver(store._driver, store._server, pretend=False)
+    driver = SweepDriver(store._driver, store._server)
     first = Sweep(stored.family)
     go(first._begin(driver))
     beside = make_object(b"beside", low)

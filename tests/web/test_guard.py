@@ -279,7 +279,22 @@ def test_read_only_changes_nothing(path: Path) -> None:
         assert found.get(INFO).json()["read_only"] is True
         for name in ("undo", "redo", "rewind", "fork", "merge", "pin", "collect"):
             answer = found.post(f"/api/v1/{name}", json={"thread": "trip-to-oslo"})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "read_only")
+            if name != "collect":  # which only tells what would go, unless it is asked for more
+                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "read_only")
+
+
+def test_read_only_tells_what_retention_would_remove(path: Path) -> None:
+    asked = {"thread": "trip-to-oslo", "policy": "keep_last_n", "param": 2}
+    with TestClient(app(path, read_only=True), base_url=ORIGIN, headers=PAGE_HEADERS) as found:
+        before = found.get("/api/v1/history", params={"thread": "trip-to-oslo"}).json()
+        for body in (asked, {**asked, "dry_run": True}):
+            answer = found.post("/api/v1/collect", json=body)
+            assert answer.status_code == 200
+            assert answer.json()["checkpoints"] > 0
+            assert answer.json()["dry_run"] is True
+        refused = found.post("/api/v1/collect", json={**asked, "dry_run": False})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "read_only")
+        assert found.get("/api/v1/history", params={"thread": "trip-to-oslo"}).json() == before
 
 
 def test_a_large_body_is_refused_before_it_is_read(client: TestClient) -> None:

@@ -1222,6 +1222,16 @@ def test_read_only_offers_nothing_that_changes(path: Path, visit: Visit) -> None
         page.goto(f"{address}/runs")
         expect(page.get_by_text("Book it for 412?")).to_be_visible()
         expect(page.get_by_role("textbox", name="Your answer")).to_have_count(0)
+        page.goto(f"{address}/storage")
+        page.get_by_label("How many").fill("5")
+        page.get_by_role("button", name="What would go?").click()
+        expect(page.get_by_text("It would remove")).to_be_visible()
+        expect(page.get_by_role("button", name=re.compile("^Remove"))).to_have_count(0)
+        assert "would go" in _run_in_shell(page.locator(".as-code code").text_content() or "")
+        page.get_by_role("button", name="Python").click()
+        assert "dry_run=True" in _run_in_python(
+            (page.locator(".as-code code").text_content() or "") + "\nprint(report)"
+        )
         page.context.close()
 
 

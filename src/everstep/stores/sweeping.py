@@ -29,7 +29,13 @@ class Rows(Protocol):
     def sweep_begin(self, family: str, ticket: int) -> None:
         """Note that a sweep begins: what goes from now on, or before another one begins, is not for it to see."""
 
-    def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None: ...
+    def sweep_start(self, family: str, without: Collection[Key] | None) -> tuple[int, int, int, list[bytes]] | None:
+        """Return the family's count of sweeps, its doomed bytes, the age of the youngest object, and its roots' hashes.
+
+        `without` are checkpoints that one that only pretends takes for deleted; it changes nothing, so that it can be
+        told of a store that can only be read. None: it is a real one.
+        """
+
     def links(self, family: str, wanted: Sequence[bytes]) -> list[tuple[bytes, bytes, int]]: ...
     def objects_after(self, family: str, last: bytes, limit: int) -> tuple[list[tuple[bytes, int, int]], bytes | None]:
         """Return (hash, age, size) of about `limit` objects, and from where to go on; None: these are the last."""
@@ -90,7 +96,7 @@ class Sweep:
         # One that only pretends changes nothing, so there is nothing to note.
         if self._pretend is None:
             await driver.write(lambda rows: rows.sweep_begin(self._family, self._ticket), "")
-        started = await driver.read(lambda rows: rows.sweep_start(self._family, self._pretend or ()))
+        started = await driver.read(lambda rows: rows.sweep_start(self._family, self._pretend))
         self._begun = True
         if started is None:
             self.swept = Swept(0, 0)

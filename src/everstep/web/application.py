@@ -90,11 +90,14 @@ def application(service: Service) -> ASGIApp:
 
 def _route(service: Service, endpoint: Endpoint) -> Route:
     async def answer(request: Request) -> Response:
-        if endpoint.is_write and service.read_only:
+        # Before anything is read of it.
+        if endpoint.is_write and service.read_only and not endpoint.has_dry_run:
             return read_only_response()
         try:
             if endpoint.is_write:
                 values = read_body(endpoint.parameters, await _body(request))
+                if endpoint.changes(values) and service.read_only:
+                    return read_only_response()
                 return json_response(await endpoint.work(service, values))
             values = read_query(endpoint.parameters, request.scope["query_string"])
             return json_response(await _read(service, endpoint, values))

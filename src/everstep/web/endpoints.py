@@ -66,11 +66,17 @@ class Endpoint:
     answer: str
     """The name of the schema of what it answers with."""
     about: str
+    has_dry_run: bool = False
+    """Whether it only tells what it would do, if it is asked to with `dry_run`."""
 
     @property
     def is_write(self) -> bool:
         """Whether it changes something, and takes a JSON body."""
         return self.method == "POST"
+
+    def changes(self, values: Values) -> bool:
+        """Whether it changes something when it is given these values."""
+        return self.is_write and not (self.has_dry_run and values["dry_run"])
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -733,6 +739,7 @@ ENDPOINTS = (
         ),
         "Collected",
         "Apply the retention policy now, and give space back.",
+        has_dry_run=True,
     ),
 )
 

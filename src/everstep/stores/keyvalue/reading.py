@@ -539,13 +539,13 @@ class ReadRows(Rows):
 
     # -- what a sweep reads: see `sweeping`
 
-    def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
+    def sweep_start(self, family: str, without: Collection[Key] | None) -> tuple[int, int, int, list[bytes]] | None:
         own = family_number(family)
         if self._get(FAMILIES + number(own)) is None:
             return None
         found = self._family(own)
         roots: set[bytes] = set()
-        for root in self._roots(own, set(without)):
+        for root in self._roots(own, set(without or ())):
             roots.update(hashes(root))
         return found.sweeps, found.doomed, self._last(LAST_NUMBER), list(roots)
 

@@ -258,19 +258,23 @@ class Removing(Changing):
     def sweep_begin(self, family: str, ticket: int) -> None:
         self._do("UPDATE {families} SET swept = %s WHERE id = %s", (ticket, int(family)))
 
-    def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
+    def sweep_start(self, family: str, without: Collection[Key] | None) -> tuple[int, int, int, list[bytes]] | None:
         """Return the family's count of sweeps, its doomed bytes, the youngest object, and the hashes in its roots."""
         number = int(family)
-        # Everything with a smaller number is committed, and what needs it can be seen from now on.
+        # Everything with a smaller number is committed, and what needs it can be seen from now on. Who pretends goes
+        # without a number of its own, since to draw one is a change.
+        latest = "nextval('{numbers}')"
+        if without is not None:
+            latest = "(SELECT coalesce(max(id), 0) FROM {objects} WHERE family = %s)"
         youngest = self._one(
-            "WITH alone AS MATERIALIZED (SELECT {alone}(%s)) SELECT nextval('{numbers}') FROM alone",
-            (number,),
+            f"WITH alone AS MATERIALIZED (SELECT {{alone}}(%s)) SELECT {latest} FROM alone",
+            (number, number) if without is not None else (number,),
         )[0]
         row = self._one("SELECT sweeps FROM {families} WHERE id = %s", (number,))
         if row is None:
             return None
         doomed = self._one("SELECT sum(unreferenced) FROM {lines} WHERE family = %s", (number,))[0]
-        gone = set(without)
+        gone = set(without or ())
         rows = self._all(
             """SELECT t.name, l.namespace, c.id, c.children FROM {checkpoints} c
                 LEFT JOIN {lines} l ON l.family = c.family AND l.id = c.line

@@ -71,11 +71,10 @@ class Server(Mending):
 
     # -- sweeping
 
-    def sweep_start(
-        self, family: str, without: Collection[Key], pretend: bool
-    ) -> tuple[int, int, int, list[bytes]] | None:
+    def sweep_start(self, family: str, without: Collection[Key] | None) -> tuple[int, int, int, list[bytes]] | None:
         """Begin an epoch: what is sent again from now on is of it, and not removed."""
-        names = [f"thread:{line_name(key[0], key[1])}:item:{key[2]}" for key in without]
+        pretend = without is not None
+        names = [f"thread:{line_name(key[0], key[1])}:item:{key[2]}" for key in without or ()]
         keys = [self._base(bucket_of_family(family)) + name.encode() for name in names]
         found = self._call(bucket_of_family(family), "roots", family, int(pretend), len(keys), *keys)
         if not found:
@@ -114,26 +113,12 @@ class Server(Mending):
 class SweepDriver:
     """How a sweep gets at a family: each of its steps is a call of its own."""
 
-    def __init__(self, driver: Driver, server: Server, *, pretend: bool) -> None:
+    def __init__(self, driver: Driver, server: Server) -> None:
         self._driver = driver
         self._server = server
-        self._pretend = pretend
 
     async def read(self, work: Callable[[Any], T]) -> T:
-        def inside(server: Server) -> T:
-            return work(_SweepRows(server, self._pretend))
-
-        return await self._driver.run(lambda deadline: self._server.do(inside, deadline))
+        return await self._driver.run(lambda deadline: self._server.do(work, deadline))
 
     async def write(self, work: Callable[[Any], T], thread_id: str) -> T:  # noqa: ARG002  # a family's, not a thread's
         return await self.read(work)
-
-
-class _SweepRows:
-    def __init__(self, server: Server, pretend: bool) -> None:
-        self.links = server.links
-        self.objects_after = server.objects_after
-        self.remove_objects = server.remove_objects
-        self.sweep_end = server.sweep_end
-        self.sweep_begin = server.sweep_begin
-        self.sweep_start = functools.partial(server.sweep_start, pretend=pretend)

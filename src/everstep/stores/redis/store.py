@@ -148,7 +148,7 @@ class RedisStore(Looks):
         return await self._run(lambda server: server.delete(deletion))
 
     async def sweep(self, family: str, *, effort: int | None = None, pretend: Collection[Key] | None = None) -> Swept:
-        driver = SweepDriver(self._driver, self._server, pretend=pretend is not None)
+        driver = SweepDriver(self._driver, self._server)
         return (await self._server.sweeps.run(driver, family, effort, pretend))[0]
 
     async def adopt(self, part: Part) -> int:

@@ -173,7 +173,7 @@ class Removing(Changing):
     def sweep_begin(self, family: str, ticket: int) -> None:
         self._execute("UPDATE families SET swept = ? WHERE id = ?", (ticket, int(family)))
 
-    def sweep_start(self, family: str, without: Collection[Key]) -> tuple[int, int, int, list[bytes]] | None:
+    def sweep_start(self, family: str, without: Collection[Key] | None) -> tuple[int, int, int, list[bytes]] | None:
         """Return the family's count of sweeps, its doomed bytes, the youngest object, and the hashes in its roots."""
         number = int(family)
         sweeps = self._execute("SELECT sweeps FROM families WHERE id = ?", (number,)).get
@@ -183,7 +183,7 @@ class Removing(Changing):
             "SELECT sum(l.unreferenced) FROM lines l JOIN threads t ON t.id = l.thread WHERE t.family = ?", (number,)
         ).get
         youngest = self._execute("SELECT max(id) FROM objects").get
-        roots = {key for root in self._roots(number, set(without)) for key in hashes(root)}
+        roots = {key for root in self._roots(number, set(without or ())) for key in hashes(root)}
         return sweeps, doomed or 0, youngest or 0, list(roots)
 
     def _roots(self, family: int, without: Collection[Key]) -> Iterator[bytes]:

@@ -65,24 +65,24 @@ export function Sizes({ thread = null }) {
     <${Bar} parts=${[["checkpoints", found.record_bytes ?? 0, "t0"], ["values", found.exclusive_bytes ?? 0, "t1"], ["shared with branches", found.shared_bytes ?? 0, "t2"], ["pending writes", found.write_bytes ?? 0, "t3"]].filter(([, size]) => size)} />
     <${Threads} thread=${thread} />
     <h3 class="section">Retention</h3>
-    ${canWrite.value && html`<div class="retention">
+    <div class="retention">
       <label class="field">Keep
         <select value=${policy} onChange=${(event) => (setPolicy(event.target.value), setPlan(null))}>${POLICIES.map(([name, text]) => html`<option key=${name} value=${name} selected=${name === policy}>${text}</option>`)}</select></label>
       ${policy !== "keep_all" && html`<label class="field">${policy === "keep_age" ? "Days" : "How many"}
         <input type="number" min=${policy === "keep_milestones" ? 2 : 1} step=${policy === "keep_age" ? "any" : 1} value=${param} onInput=${(event) => (setParam(Number(event.target.value)), setPlan(null))} /></label>`}
       <button type="button" disabled=${isBusy || !(param > 0)} onClick=${() => collect(true)}>What would go?</button>
-    </div>`}
+    </div>
     <p role="status">${plan
       ? plan.checkpoints || plan.objects
         ? html`It would remove <b>${plural(plan.checkpoints, "checkpoint")}</b>${plan.hidden ? `, ${count(plan.hidden)} of them hidden` : ""}, about <b>${bytes(plan.size_bytes)}</b>. This cannot be undone; what is pinned stays.`
         : "There is nothing to remove."
-      : "Nothing is removed before you have seen what would go."}</p>
-    ${canWrite.value && html`<${AsCode}
-      command=${everstep(`retention apply${thread ? ` ${quoteShell(thread)}` : ""} --policy ${policy}${"param" in kept ? ` --keep ${kept.param}` : ""}`)}
-      python=${inPython(`engine.collect(${thread ? python(thread) : ""})`, { config: `everstep.SnapshotConfig(gc_policy=${python(policy)}${"param" in kept ? `, gc_param=${kept.param}` : ""})` })}
+      : canWrite.value ? "Nothing is removed before you have seen what would go." : "This page removes nothing: it can only tell what would go."}</p>
+    <${AsCode}
+      command=${everstep(`retention ${canWrite.value ? "apply" : "plan"}${thread ? ` ${quoteShell(thread)}` : ""} --policy ${policy}${"param" in kept ? ` --keep ${kept.param}` : ""}`)}
+      python=${inPython(`${canWrite.value ? "" : "report = "}engine.collect(${[thread && python(thread), !canWrite.value && "dry_run=True"].filter(Boolean).join(", ")})`, { config: `everstep.SnapshotConfig(gc_policy=${python(policy)}${"param" in kept ? `, gc_param=${kept.param}` : ""})` })}
       path="collect"
-      body=${asked}
-    />`}
+      body=${{ ...asked, dry_run: !canWrite.value }}
+    />
     ${canWrite.value && html`<div class="actions">
       ${plan && (plan.checkpoints > 0 || plan.objects > 0) && html`<button type="button" class="danger" disabled=${isBusy} onClick=${() => collect(false)}>Remove ${plural(plan.checkpoints, "checkpoint")}</button>`}</div>`}
     <${Health} thread=${thread} />
