@@ -966,6 +966,21 @@ def test_a_checkpoint_is_copied_as_a_command_and_a_program_that_find_it(own: str
     expect(window.locator(".hint")).to_have_count(0)
 
 
+def test_a_store_that_only_its_server_reaches_says_so_beside_what_is_copied(visit: Visit) -> None:
+    engine = everstep.open("memory://", SnapshotConfig(gc_policy="keep_all"))
+    engine.sync.append("trip", [{"role": "user", "content": "Oslo?"}])
+    with served(engine) as address:
+        page = visit(f"{address}/t/trip")
+        expect(page.locator(".detail h2")).to_contain_text("Oslo?")
+        page.keyboard.press("y")
+        window = page.get_by_role("dialog")
+        expect(window).to_contain_text("only requests, as with curl, reach it")
+        _, program, request, _ = window.locator("code").all_text_contents()
+        assert program.startswith("checkpoint = await engine.get(")
+        assert "Oslo?" in _run_in_shell(request)
+        page.close()
+
+
 def test_a_fork_with_an_edit_is_copied_as_a_program_that_does_it(own: str, path: Path, visit: Visit) -> None:
     page = visit(f"{own}/t/{STORY}")
     expect(page.locator(".detail h2")).to_contain_text("Merge")

@@ -14,16 +14,16 @@ const KEEP_ALL = 'everstep.SnapshotConfig(gc_policy="keep_all")'; // as the page
 
 const indented = (text) => text.replaceAll("\n", "\n    ");
 
-// Calls on `engine`, in a program that opens the store. `isAsync` where there is no other way; `config` is null where they
+// A call on `engine`, in a program that opens the store. `isAsync` where there is no other way; `config` is null where they
 // only read.
-export function inPython(calls, { config = KEEP_ALL, isAsync = false, imports = "" } = {}) {
+export function inPython(call, { config = KEEP_ALL, isAsync = false, imports = "", result = "" } = {}) {
   const { python, options } = reach();
-  const awaited = isAsync ? `await ${calls}` : calls;
-  if (!python) return `${imports}await ${calls}`; // on the engine that has it open
+  const assigned = result && `${result} = `;
+  if (!python) return `${imports}${assigned}await ${call}`; // on the engine that has it open
   const needed = `${isAsync ? "import asyncio\n" : ""}${python.startsWith("os.") ? "import os\n" : ""}import everstep\n${imports}`;
   const opened = `everstep.open(${[python, config].filter(Boolean).join(", ")}${options})`;
-  if (!isAsync) return `${needed}\nwith ${opened}.sync as engine:\n    ${indented(calls)}`;
-  return `${needed}\nasync def main():\n    async with ${opened} as engine:\n        ${indented(indented(awaited))}\n\nasyncio.run(main())`;
+  if (!isAsync) return `${needed}\nwith ${opened}.sync as engine:\n    ${indented(`${assigned}${call}`)}`;
+  return `${needed}\nasync def main():\n    async with ${opened} as engine:\n        ${indented(indented(`${assigned}await ${call}`))}\n\nasyncio.run(main())`;
 }
 
 const WORD_MAX = 30; // a longer one is broken where the line ends

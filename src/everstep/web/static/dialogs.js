@@ -73,7 +73,7 @@ function Copy({ data }) {
   const link = `${location.origin}${address({ thread: route.value.thread, id: data.id })}`;
   return html`<${Dialog} title=${`#${data.step} as…`} wide=${true}>
     <${Command} label="Command" text=${everstep(texts.cli.replace(/^everstep /, ""))} />
-    <${Command} label="Python" text=${inPython(`checkpoint = ${texts.python.replace(/^await /, "")}`, { config: null })} />
+    <${Command} label="Python" text=${inPython(texts.python.replace(/^await /, ""), { config: null, result: "checkpoint" })} />
     <${Command} label="curl" text=${curl(texts.curl)} />
     <${Command} label="Link" text=${link} />
     <${ReachNote} />

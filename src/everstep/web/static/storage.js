@@ -79,7 +79,7 @@ export function Sizes({ thread = null }) {
       : canWrite.value ? "Nothing is removed before you have seen what would go." : "This page removes nothing: it can only tell what would go."}</p>
     <${AsCode}
       command=${everstep(`retention ${canWrite.value ? "apply" : "plan"}${thread ? ` ${quoteShell(thread)}` : ""} --policy ${policy}${"param" in kept ? ` --keep ${kept.param}` : ""}`)}
-      python=${inPython(`${canWrite.value ? "" : "report = "}engine.collect(${[thread && python(thread), !canWrite.value && "dry_run=True"].filter(Boolean).join(", ")})`, { config: `everstep.SnapshotConfig(gc_policy=${python(policy)}${"param" in kept ? `, gc_param=${kept.param}` : ""})` })}
+      python=${inPython(`engine.collect(${[thread && python(thread), !canWrite.value && "dry_run=True"].filter(Boolean).join(", ")})`, { result: canWrite.value ? "" : "report", config: `everstep.SnapshotConfig(gc_policy=${python(policy)}${"param" in kept ? `, gc_param=${kept.param}` : ""})` })}
       path="collect"
       body=${{ ...asked, dry_run: !canWrite.value }}
     />
