@@ -981,6 +981,23 @@ def test_a_store_that_only_its_server_reaches_says_so_beside_what_is_copied(visi
         page.close()
 
 
+def test_requests_that_are_copied_show_the_token_without_holding_it(
+    path: Path, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = "t0ken-of-this-page"  # not one of anybody's
+    with served(path, token=token) as address:
+        page = visit(f"{address}/t/{STORY}?token={token}")
+        expect(page.locator(".detail h2")).to_contain_text("Merge")
+        page.keyboard.press("y")
+        window = page.get_by_role("dialog")
+        expect(window).to_contain_text("EVERSTEP_TOKEN must hold the token of this page")
+        request = window.locator("code").nth(2).text_content() or ""
+        assert token not in (window.text_content() or "")
+        monkeypatch.setenv("EVERSTEP_TOKEN", token)
+        assert "Merge scenic" in _run_in_shell(request)
+        page.close()
+
+
 def test_a_fork_with_an_edit_is_copied_as_a_program_that_does_it(own: str, path: Path, visit: Visit) -> None:
     page = visit(f"{own}/t/{STORY}")
     expect(page.locator(".detail h2")).to_contain_text("Merge")

@@ -44,7 +44,7 @@ def test_a_file_is_given_with_its_whole_path(tmp_path: Path, monkeypatch: pytest
         engine.append("t", [{"role": "user", "content": "hello"}])
     store = everstep.open("a b?.db").checkpointer.store  # type: ignore[attr-defined]
     url = f"sqlite:///{tmp_path}/a%20b%3F.db"
-    assert reach("a b?.db", store, {}) == (f"everstep --store {url}", json.dumps(url), "", None)
+    assert reach("a b?.db", store, {}) == (f"everstep --store {url}", json.dumps(url), "", None, False)
     assert reach(None, store, {}).command == f"everstep --store {url}"
     with everstep.open(url).sync as engine:
         assert engine.get_latest("t") is not None

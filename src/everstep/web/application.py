@@ -53,7 +53,7 @@ def app(
     """
     if isinstance(allowed_hosts, str):
         raise InvalidInput(f"allowed_hosts is a list of names; write [{allowed_hosts!r}]")
-    service = Service(store, read_only=read_only, demo=demo, redact=redact)
+    service = Service(store, read_only=read_only, demo=demo, redact=redact, needs_token=token is not None)
     return Guard(application(service), allowed_hosts=allowed_hosts, any_address=any_address, token=token)
 
 

@@ -32,6 +32,8 @@ class Reach(NamedTuple):
     """Those that come last."""
     note: str | None
     """What has to be done before."""
+    needs_token: bool = False
+    """Whether requests have to show the token of the page."""
 
 
 def reach(given: Address | None, store: Any, options: Mapping[str, Any]) -> Reach:

@@ -107,6 +107,7 @@ SCHEMAS: dict[str, Schema] = {
             python=_or_null(TEXT),
             options=TEXT,
             note=_or_null(TEXT),
+            needs_token=FLAG,
         ),
         import_bytes_max=COUNT,
     ),

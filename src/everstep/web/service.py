@@ -38,6 +38,7 @@ class Service:
         options: Mapping[str, Any] | None = None,
         address: str | None = None,
         redact: Redact | None = None,
+        needs_token: bool = False,
     ) -> None:
         """`address` is shown in place of that of the store; `redact` is called with every text that is shown."""
         self._given = store
@@ -49,6 +50,7 @@ class Service:
         self.redact = redact
         self.demo = demo
         self._shown_address = address
+        self._needs_token = needs_token
         self.is_stopping = False
         """Whether the server is about to end: live updates, which never end by themselves, then do."""
         self._open()
@@ -93,7 +95,8 @@ class Service:
     def reach(self) -> Reach:
         """How somebody reaches the store from elsewhere."""
         given = self._given if is_address(self._given) else None
-        return reach(cast("Address | None", given), self._store, self._options or {})
+        found = reach(cast("Address | None", given), self._store, self._options or {})
+        return found._replace(needs_token=self._needs_token)
 
     @property
     def kind(self) -> str:

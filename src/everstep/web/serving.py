@@ -71,11 +71,19 @@ def serve(
         else:
             names.append(host)
         if langgraph is not None:
-            service = _langgraph_service(langgraph, redact)
+            service = _langgraph_service(langgraph, redact, needs_token=token is not None)
         elif demo:
-            service = Service(_demo_engine(), read_only=read_only, demo=True, redact=redact)
+            service = Service(
+                _demo_engine(), read_only=read_only, demo=True, redact=redact, needs_token=token is not None
+            )
         else:
-            service = Service(_address(store_url), read_only=read_only, options=options, redact=redact)
+            service = Service(
+                _address(store_url),
+                read_only=read_only,
+                options=options,
+                redact=redact,
+                needs_token=token is not None,
+            )
         guarded = Guard(application(service), allowed_hosts=names, any_address=host in _EVERYWHERE, token=token)
         link = _link(host, port, token, _first_place(demo))
         print(f"Everstep is at {link}", file=sys.stderr, flush=True)  # noqa: T201  # what the person waits for
@@ -130,14 +138,15 @@ def _address(store_url: Address | None) -> Address:
     return os.environ.get("EVERSTEP_STORE") or DEFAULT_URL
 
 
-def _langgraph_service(url: str, redact: Redact | None = None) -> Service:
+def _langgraph_service(url: str, redact: Redact | None = None, *, needs_token: bool = False) -> Service:
     """Return what shows the threads of one of LangGraph's own savers: they are copied into memory, and only read."""
     from everstep.langgraph.importing import import_langgraph
     from everstep.web.service import Service
 
     engine = open_store("memory://", SnapshotConfig(gc_policy="keep_all"))
     import_langgraph(url, engine, verify=False, quiet=True)
-    return Service(engine, read_only=True, address=f"LangGraph, {without_password(url)}", redact=redact)
+    address = f"LangGraph, {without_password(url)}"
+    return Service(engine, read_only=True, address=address, redact=redact, needs_token=needs_token)
 
 
 def _first_place(demo: bool) -> str:

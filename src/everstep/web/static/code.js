@@ -35,8 +35,15 @@ export const Command = ({ label, text }) => html`<div class="command">
   <${CopyButton} text=${text} label=${`Copy ${label ?? "command"}`} />
 </div>`;
 
+const Note = ({ text }) => text && html`<p class="hint">${visible(text)}</p>`;
+
 // What has to be done before a command or a program reaches the store.
-export const ReachNote = () => reach().note && html`<p class="hint">${visible(reach().note)}</p>`;
+export const ReachNote = () => html`<${Note} text=${reach().note} />`;
+
+// A request shows the token where the page has one, which is not shown here.
+const TOKEN = ' -H "Authorization: Bearer $EVERSTEP_TOKEN"';
+export const shown = (request) => (reach().needs_token ? `${request}${TOKEN}` : request);
+export const TokenNote = () => html`<${Note} text=${reach().needs_token && "EVERSTEP_TOKEN must hold the token of this page."} />`;
 
 const way = signal("command");
 const WAYS = [["command", "Command"], ["python", "Python"], ["curl", "curl"]];
@@ -48,7 +55,7 @@ export function AsCode({ command, python, path, body, curl }) {
   return html`<div class="as-code">
     <${Segments} label="Show as" value=${way.value} options=${WAYS} onChange=${(next) => (way.value = next)} />
     <${Command} text=${texts[way.value]} />
-    ${way.value !== "curl" && html`<${ReachNote} />`}
+    ${way.value === "curl" ? html`<${TokenNote} />` : html`<${ReachNote} />`}
   </div>`;
 }
 
@@ -57,5 +64,5 @@ const curlOf = (path, body) => `${curlTo(path)} -H 'Content-Type: application/js
 // The beginning of a request that changes something: it says that it is meant for this server.
 export function curlTo(path) {
   const home = new URL(document.baseURI);
-  return `curl -X POST ${home.href.replace(/\/$/, "")}/api/v1/${path} -H ${quoteShell(`Origin: ${home.origin}`)}`;
+  return shown(`curl -X POST ${home.href.replace(/\/$/, "")}/api/v1/${path} -H ${quoteShell(`Origin: ${home.origin}`)}`);
 }

@@ -3,7 +3,7 @@ import { html, useEffect, useRef, useState } from "./vendor/ui.js";
 import { get } from "./api.js";
 import { clock, oneLine, plural, python, quoteShell, visible, whole } from "./format.js";
 import { address, canWrite, describe, dialog, family, labelOf, note, pin, redo, remove, rewindTo, route, rows, tag, undo } from "./model.js";
-import { AsCode, Command, everstep, inPython, ReachNote } from "./code.js";
+import { AsCode, Command, everstep, inPython, ReachNote, shown, TokenNote } from "./code.js";
 import { Chip, Dialog, Empty, Icon, Key, Loading, Trouble } from "./parts.js";
 import { Branch, Branches } from "./branches.js";
 import { Fork } from "./editing.js";
@@ -74,9 +74,9 @@ function Copy({ data }) {
   return html`<${Dialog} title=${`#${data.step} as…`} wide=${true}>
     <${Command} label="Command" text=${everstep(texts.cli.replace(/^everstep /, ""))} />
     <${Command} label="Python" text=${inPython(texts.python.replace(/^await /, ""), { config: null, result: "checkpoint" })} />
-    <${Command} label="curl" text=${curl(texts.curl)} />
+    <${Command} label="curl" text=${shown(curl(texts.curl))} />
     <${Command} label="Link" text=${link} />
-    <${ReachNote} />
+    <${ReachNote} /><${TokenNote} />
   <//>`;
 }
 
