@@ -73,6 +73,11 @@ def test_log_shows_what_can_be_read_around_a_damaged_step(run: Run, own_file: Pa
     assert "Cannot be read: " in plain.out
     assert "everstep verify 'trip-to-oslo'" in plain.err
 
+    drawn = run("log", "trip-to-oslo", "--graph", "--store", own_file)
+    assert drawn.code == 0
+    assert "hotels answered" in drawn.out
+    assert "the graph cannot be drawn" in drawn.err
+
     shown = run("show", sorted(damaged)[0], "--store", own_file, "--json")
     assert (shown.code, shown.error["code"]) == (1, "checkpoint_corrupted")
     assert "everstep repair" in shown.error["hint"]
@@ -177,8 +182,12 @@ def test_undo_of_a_thread_that_is_not_there_is_not_found(run: Run, demo_file: Pa
 def test_a_graph_is_drawn(run: Run, demo_file: Path) -> None:
     done = run("log", "trip-to-oslo", "--graph", "--store", demo_file)
 
-    assert done.out.startswith("@  step 9  (HEAD trip-to-oslo)")
+    assert done.out.startswith("@  step 9  (HEAD trip-to-oslo) Merge scenic\n")
     assert "|\\" in done.out
+    # As rows are called elsewhere.
+    assert "step 2  (HEAD family) Then two rooms at the Fjord View.\n" in done.out
+    assert "step 7  hotels answered\n" in done.out
+    assert "-branch-" not in done.out
     refused = run("log", "trip-to-oslo", "--graph", "--errors", "--store", demo_file)
     assert refused.code == 2
 

@@ -97,7 +97,7 @@ def _cost_text(found: Row) -> str:
     """Return what a step took, as far as somebody has noted it."""
     parts: list[str] = []
     if found["duration_ms"] is not None:
-        parts.append(f"{found['duration_ms']:,.0f} ms")
+        parts.append(text.describe_duration(found["duration_ms"]))
     if found["tokens"] is not None:
         parts.append(f"{found['tokens']:,.0f} tokens")
     if found["cost"] is not None:

@@ -75,6 +75,21 @@ def describe_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}s"
 
 
+def describe_duration(millis: float | None) -> str:
+    """Return how long something took as people write it: 880 ms, 2.2 s, 3 min 20 s; nothing if nobody knows."""
+    if millis is None:
+        return ""
+    if millis < 999.5:
+        return f"{millis:.0f} ms"
+    seconds = millis / 1000
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{seconds / 3600:,.1f} h"
+
+
 def describe_age(when: str | None, now: datetime | None = None) -> str:
     """Return how long ago a time was, in one word or two; the text itself if it is no time."""
     moment = parse_time(when)

@@ -192,19 +192,11 @@ def _entry_row(common: Common, entry: Mapping[str, Any]) -> list[str]:
         text.clean(name),
         _painted(common, entry["status"]),
         tries,
-        _took(entry["seconds"]),
+        text.describe_duration(None if entry["seconds"] is None else entry["seconds"] * 1000),
         text.clean(effect),
         output.age(entry["created_at"]),
         text.clean(about),
     ]
-
-
-def _took(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:,.1f} s"
 
 
 def _show_rest(common: Common, found: Mapping[str, Any]) -> None:

@@ -23,6 +23,8 @@ _KINDS = ("input", "llm", "tool", "state", "fork", "merge", "interrupt", "error"
 _PAGE = 200
 # In characters.
 _AXIS_WIDTH = 40
+# What a drawn graph says in other ways.
+_MARKS_OF_GRAPH = ("HEAD", "pinned", "hidden", "start")
 _STATUS_STYLES = {"failed": "red", "waiting": "yellow", "interrupted": "yellow", "damaged": "red"}
 _STATUSES = ("failed", "waiting", "interrupted", "running", "ready", "done", "paused", "damaged")
 
@@ -147,8 +149,13 @@ def log(
         _require_head(session, name)
         if graph and not output.is_json:
             _refuse(wanted, "--graph draws every step; leave it out, or the filters")
-            _draw(common, session, name, limit)
-            return
+            try:
+                _draw(common, session, name, limit)
+            except CheckpointCorrupted as exc:
+                # The list goes on around it.
+                output.note(f"the graph cannot be drawn: {text.clean(exc.what)}")
+            else:
+                return
         if times:
             _refuse({**wanted, "stat": stat}, "--time shows every step; leave it out, or the filters and --stat")
             _show_times(common, session, name, limit)
@@ -223,7 +230,7 @@ def _show_times(common: Common, session: Session, thread: str, limit: int) -> No
     for bar in found["bars"]:
         begin = min(_AXIS_WIDTH - 1, int(bar["left"] * _AXIS_WIDTH))
         width = max(1, round(bar["width"] * _AXIS_WIDTH))
-        took = "" if bar["duration_ms"] is None else f"{bar['duration_ms']:,.0f} ms"
+        took = text.describe_duration(bar["duration_ms"])
         rows.append([f"#{bar['step']}", text.clean(bar["title"]), (" " * begin + "━" * width)[:_AXIS_WIDTH], took])
     with output:
         output.table(("step", "what", "time", "took"), rows, wide="what")
@@ -276,11 +283,46 @@ def _changed(session: Session, thread: str, rows: Sequence[dict[str, Any]]) -> d
 
 def _draw(common: Common, session: Session, thread: str, limit: int) -> None:
     output = common.output
-    tree = session.engine.get_checkpoint_tree(thread, limit)
+    tree = _with_words(session, session.engine.get_checkpoint_tree(thread, limit), limit)
     drawn = draw(tree, width=output.width if output.is_terminal else None)
     with output:
         for line in text.clean_lines(drawn):
             output.line(_painted_lanes(common, line))
+
+
+def _with_words(session: Session, tree: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Return a tree with the words that rows have elsewhere: what a person would call each step, and each branch."""
+    from everstep.views import branches
+
+    told: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for page in _pages(session, tree["thread_id"], limit, branches=True):
+        for row in page["rows"]:
+            told[row["thread_id"], row["namespace"], row["id"]] = row
+    names = _short_names(session.run(branches.family, tree["thread_id"])["branches"])
+    nodes: list[dict[str, Any]] = []
+    for node in tree["nodes"]:
+        row = told.get((node["thread_id"], node["namespace"], node["id"]))
+        node = {**node, "thread_id": names.get(node["thread_id"], node["thread_id"])}
+        if row is not None:
+            # A fork says in its title which branch begins there.
+            marks = [chip["text"] for chip in row["chips"] if chip["text"] not in _MARKS_OF_GRAPH]
+            node |= {
+                "summary": row["title"],
+                "tags": [mark for mark in marks if mark != node["thread_id"]],
+                "branch": None,
+            }
+        nodes.append(node)
+    edges: list[dict[str, Any]] = []
+    for edge in tree["edges"]:
+        ends = {end: names.get(edge[end], edge[end]) for end in ("from_thread", "to_thread") if end in edge}
+        edges.append({**edge, **ends})
+    return {**tree, "thread_id": names.get(tree["thread_id"], tree["thread_id"]), "nodes": nodes, "edges": edges}
+
+
+def _short_names(family: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what the threads of a family are called, as far as no other one is called the same."""
+    counts = Counter(branch["name"] for branch in family)
+    return {branch["thread_id"]: branch["name"] for branch in family if counts[branch["name"]] == 1}
 
 
 def _painted_lanes(common: Common, line: str) -> str:
