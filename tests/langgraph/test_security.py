@@ -230,6 +230,8 @@ OUT_OF_SHAPE: dict[str, tuple[str, Any]] = {
     "model short": (f"{__name__}:Validated", [{}]),
     "model values": (f"{__name__}:Validated", [5, None, [], None]),
     "model fields": (f"{__name__}:Validated", [{}, None, 5, None]),
+    "model lacking": (f"{__name__}:Validated", [{}, None, [], None, False, 0]),
+    "model more": (f"{__name__}:Validated", [{}, None, [], None, False, [], 1]),
     "named tuple": (f"{__name__}:Row", 5),
     "deque": ("deque", 5),
     "deque short": ("deque", [[1]]),

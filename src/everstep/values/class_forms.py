@@ -268,6 +268,7 @@ class _PydanticForm:
         self._is_kept = is_kept
         self._fields = pydantic_fields(cls)
         self._own_fields = {name for name, field in self._fields.items() if field.exclude is not True}
+        self._names = self._fields.keys()
         self._takes_extra = _takes_extra(cls)
         self._private = class_attribute(cls, "__private_attributes__") or {}
         # That it is one is told in the state: without the class it reads as what it is the root of.
@@ -286,24 +287,28 @@ class _PydanticForm:
         if private is not None:
             private = _only(private, lambda held: _is_set(held) and self._is_kept(held))
         state = [values, model.__pydantic_extra__, sorted(model.__pydantic_fields_set__), private]
-        if not vars(model).keys() >= self._fields.keys():
+        if not vars(model).keys() >= self._names:
             # It was deleted, say: a reader must not take it for a field that the class has got since.
-            return [*state, self._is_root, sorted(self._fields.keys() - vars(model).keys())]
+            return [*state, self._is_root, sorted(self._names - vars(model).keys())]
         return [*state, True] if self._is_root else state
 
     def from_state(self, state: Any) -> Any:
-        if _has_texts_as_keys(state) and not self._is_root:
+        if type(state) is dict and _has_texts_as_keys(state) and not self._is_root:
             # It was a dataclass or a named tuple when it was saved.
             state = [state, None, sorted(state), None]
         if type(state) is not list or not 4 <= len(state) <= 6:
             raise _out_of_shape(self._cls)
         values, extra, given, private = state[:4]
-        lacking = state[5] if len(state) == 6 else []
-        if type(values) is not dict or not _is_list_of_texts(given) or not _is_list_of_texts(lacking):
+        lacking: list[str] = []
+        if len(state) == 6:
+            lacking = state[5]
+            if not _is_list_of_texts(lacking):
+                raise _out_of_shape(self._cls)
+        if type(values) is not dict or not _is_list_of_texts(given):
             raise _out_of_shape(self._cls)
         if not _is_dict_or_none(extra) or not _is_dict_or_none(private):
             raise _out_of_shape(self._cls)
-        if values.keys() != self._fields.keys() or self._takes_extra != (extra is not None):
+        if values.keys() != self._names or self._takes_extra != (extra is not None):
             extra = self._put_in_place(values, extra, lacking)
         if self._private and (private is None or not private.keys() >= self._private.keys()):
             private = self._with_private_defaults(private or {})
