@@ -179,10 +179,19 @@ _HELP_WITH_DAMAGE = "`everstep verify` tells what is damaged, `everstep repair` 
 
 
 class CheckpointCorrupted(EverstepError):
-    """Stored bytes do not match their checksum or cannot be decoded."""
+    """Stored bytes do not match their checksum or cannot be decoded.
+
+    Without `is_damage` they are as they were written, and the class of a value has changed since.
+    """
 
     def __init__(
-        self, reason: str, *, thread_id: str | None = None, checkpoint_id: str | None = None, path: str | None = None
+        self,
+        reason: str,
+        *,
+        thread_id: str | None = None,
+        checkpoint_id: str | None = None,
+        path: str | None = None,
+        is_damage: bool = True,
     ) -> None:
         named = (("thread", thread_id), ("checkpoint", checkpoint_id), ("at", path))
         where = ", ".join(f"{word} {value!r}" for word, value in named if value is not None)
@@ -191,9 +200,10 @@ class CheckpointCorrupted(EverstepError):
             message += f" ({where})"
         self.what = message
         """What is damaged, without advice."""
-        if thread_id is not None:  # there is a store to look at, not just bytes
+        if thread_id is not None and is_damage:  # there is a store to look at, not just bytes
             message += f"; {_HELP_WITH_DAMAGE}"
         super().__init__(message)
+        self.is_damage = is_damage
         self.reason = reason
         self.thread_id = thread_id
         self.checkpoint_id = checkpoint_id
@@ -206,6 +216,7 @@ class CheckpointCorrupted(EverstepError):
             thread_id=self.thread_id or thread_id,
             checkpoint_id=self.checkpoint_id or checkpoint_id,
             path=self.path,
+            is_damage=self.is_damage,
         )
 
 

@@ -510,8 +510,10 @@ def test_a_new_field_that_only_a_function_can_fill_is_an_error_that_says_so(
     put(saver, module.Thing(a=1))
     later = "b: object = pydantic.Field(default_factory=lambda: 1/0{})"
     exec(MODEL.format("", later.format("")), vars(module))
-    with pytest.raises(CheckpointCorrupted, match=r"Thing\.b.*function.*default"):
+    with pytest.raises(CheckpointCorrupted, match=r"Thing\.b.*function.*default") as caught:
         get(other(saver))
+    assert not caught.value.is_damage
+    assert "everstep repair" not in str(caught.value)
     # It is not missed where it may have been left out because it cannot be stored.
     exec(MODEL.format("", later.format(", exclude=True")), vars(module))
     assert not hasattr(get(other(saver)), "b")

@@ -577,7 +577,8 @@ def _default_of(default: Any, factory: Any, what: str) -> Any:
     reason = "has no default" if factory is None else "takes its default from a function, which is not called"
     raise CheckpointCorrupted(
         f"a value was saved without {what}, which {reason}; give it a constant default or one of list, dict and set as "
-        "its factory, or pass to_state= and from_state= to everstep.register"
+        "its factory, or pass to_state= and from_state= to everstep.register",
+        is_damage=False,
     )
 
 
