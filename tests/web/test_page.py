@@ -1212,7 +1212,8 @@ def test_a_thread_is_exported_and_brought_into_another_store(shared: str, visit:
         window = page.get_by_role("dialog", name="Import")
         expect(window.get_by_role("button", name="Import", exact=True)).to_be_disabled()
         window.get_by_label("A file of threads").set_input_files(file)
-        expect(window.locator("code").last).to_have_text(f"everstep import {STORY}.everstep")
+        command = f"everstep --store sqlite:///{tmp_path / 'other.db'} import {STORY}.everstep"
+        expect(window.locator("code").last).to_have_text(command)
         window.get_by_role("button", name="Import", exact=True).click()
         expect(window.get_by_text("4 threads, 42 checkpoints brought in")).to_be_visible()
         expect(page.locator(".thread")).to_have_count(4)

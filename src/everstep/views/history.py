@@ -234,6 +234,9 @@ async def _filled(reader: _Reader, wanted: _Wanted, limit: int) -> dict[str, Any
         rows += chosen.rows
         if looked_at:
             last = listed[looked_at - 1].seq
+    if reader.listing.trouble is not None and rows and all(row["kind"] == DAMAGED for row in rows):
+        # What is in the way of all of them is told once: rows that say nothing else would only be in the way, too.
+        raise reader.listing.trouble
     # Rows that fill the page do not tell whether others follow. With a filter the next page may turn out empty.
     if not is_over and not wanted.is_filter:
         is_over = not await reader.listing.take(1)
