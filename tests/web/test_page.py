@@ -110,13 +110,26 @@ def picture(page: Page, name: str) -> None:
     """Keep what the page looks like for the documents, if EVERSTEP_PICTURES=1 asks for it."""
     if not os.environ.get("EVERSTEP_PICTURES"):
         return
-    page.locator(".store").evaluate("(element) => { element.textContent = 'sqlite:///agent.db' }")
+    # Not where the tests have it, but where somebody would.
+    page.evaluate(
+        """() => {
+            const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+            window.shown = [];
+            while (walker.nextNode()) {
+                const node = walker.currentNode;
+                window.shown.push([node, node.data]);
+                node.data = node.data.replace(/sqlite:\\/\\/\\/\\S+\\.db/, "sqlite:///agent.db");
+            }
+        }"""
+    )
     page.set_viewport_size({"width": 1280, "height": 720})
     page.mouse.move(700, 715)
     expect(page.locator(".thread-size:empty")).to_have_count(0)  # sizes come last
     page.evaluate("document.activeElement?.blur()")
     PICTURES.mkdir(exist_ok=True)
     page.screenshot(path=PICTURES / f"{name}.png")
+    # The test goes on with what it was.
+    page.evaluate("() => { for (const [node, data] of window.shown) node.data = data; }")
 
 
 def rows(page: Page) -> Locator:
