@@ -10,6 +10,7 @@ import shlex
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -1595,15 +1596,25 @@ def test_a_thread_that_is_deleted_meanwhile_is_told(own: str, path: Path, browse
 
 def test_a_window_that_could_not_open_does_not_open_later_by_itself(own: str, path: Path, browser: Browser) -> None:
     page = browser.new_page()  # the browser itself writes failed requests to its console
+    trouble = {"error": {"code": "store_unavailable", "message": "not now", "hint": ""}}
+    is_down = threading.Event()
+
+    def answer(route: Route) -> None:
+        if is_down.is_set():
+            route.fulfill(status=503, json=trouble)
+        else:
+            route.continue_()
+
+    # Requests go through here from the beginning: who begins to look later may miss one that is under way.
+    page.route(re.compile(r"/checkpoint\?"), answer)
     page.goto(f"{own}/t/{STORY}")
     expect(page.locator(".detail h2")).not_to_be_empty()
-    trouble = {"error": {"code": "store_unavailable", "message": "not now", "hint": ""}}
-    page.route(re.compile(r"/checkpoint\?"), lambda route: route.fulfill(status=503, json=trouble))
+    is_down.set()
     page.keyboard.press("j")
     page.keyboard.press("f")
     expect(page.locator(".detail").get_by_role("alert")).to_contain_text("not now")
     page.keyboard.press("f")
-    page.unroute_all()
+    is_down.clear()
     with everstep.open(path).sync as engine:
         engine.append("somebody-else", [])
     expect(page.locator(".detail h2")).to_contain_text("Merge cheap")
