@@ -41,7 +41,7 @@ from everstep.runtime.blocking import run_to_end
 from everstep.stores.postgres import migrating
 from everstep.stores.postgres.asking import Tables
 from everstep.stores.postgres.forms import labels, packed_id, unpacked_id
-from everstep.stores.postgres.migrating import SCHEMA_VERSION
+from everstep.stores.postgres.migrating import SCHEMA_FIRST, SCHEMA_VERSION
 from everstep.stores.postgres.pool import Connection, Pool, _until, connect
 from everstep.stores.postgres.puts import prepare
 from everstep.stores.postgres.rows import Rows
@@ -260,14 +260,14 @@ def test_a_prepared_statement_that_is_gone_is_done_without(url: str, proxy: Wire
     """As behind a pooler that cannot be told from a server."""
     store = PostgresStore(proxy.url)
     engine: Any = everstep.CheckpointEngine(everstep.StoreBackend(store)).sync
-    at = engine.append("t", [{"role": "user", "content": "x"}])
-    for _ in range(8):
+    places = [engine.append("t", [{"role": "user", "content": "x"}]) for _ in range(16)]
+    for at in places[:8]:
         engine.branch(at, "b")
     assert prepared(proxy)
     (connection,) = [each for _, each in store._database._pool._idle]
     connection.pgconn.exec_(b"DEALLOCATE ALL")  # behind the driver's back
     before = len(proxy.messages)
-    made = [engine.branch(at, "b") for _ in range(8)]
+    made = [engine.branch(at, "b") for at in places[8:]]
     assert len(proxy.sent) == 2, "it has another connection"
     again = [content.split(b"\0")[:2] for kind, content in proxy.messages[before:] if kind == b"P"]
     assert [text for name, text in again if name] == []
@@ -1234,7 +1234,8 @@ def shown_by(error: BaseException) -> list[str]:
 
 
 def test_the_schema_may_be_partitioned_by_family(own: OwnPostgres, schema: str) -> None:
-    text = resources.files("everstep.stores.postgres").joinpath("sql/postgres-13.sql").read_text()
+    folder = resources.files("everstep.stores.postgres").joinpath("sql")
+    text = "".join([folder.joinpath(f"postgres-{n}.sql").read_text() for n in range(SCHEMA_FIRST, SCHEMA_VERSION + 1)])
     parts = []
     for name in (
         "threads",

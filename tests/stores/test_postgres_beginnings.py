@@ -189,18 +189,53 @@ def test_what_a_namespace_rests_on_must_be_there(engine: Any, url: str) -> None:
     assert engine.verify().ok
 
 
-def test_a_branch_is_two_round_trips(engine: Any, wire: Wire) -> None:
+def test_a_branch_is_two_round_trips_and_the_next_from_there_is_one(engine: Any, wire: Wire) -> None:
     ids = saved(engine)
     with everstep.open(wire.url).sync as far:
-        far.branch(ids[1], "first")  # connects and looks at the tables
+        far.branch(ids[0], "elsewhere")  # connects and looks at the tables
+        before = wire.round_trips
+        far.branch(ids[1], "first")
+        assert wire.round_trips - before == 2
         before = wire.round_trips
         made = far.branch(ids[1], "second")
-        assert wire.round_trips - before == 2
+        assert wire.round_trips - before == 1
         # What was begun is known: the next step needs no look at it.
         far.append(made, [{"role": "user", "content": "on"}])
         before = wire.round_trips
         far.append(made, [{"role": "user", "content": "and on"}])
         assert wire.round_trips - before == 1
+
+
+def test_a_second_branch_whose_answer_is_lost_is_made_once(engine: Any, wire: Wire) -> None:
+    ids = saved(engine)
+    with everstep.open(wire.url).sync as far:
+        first = far.branch(ids[1], "side")
+        wire.lose = lambda data: b"everstep_branch" in data
+        second = far.branch(ids[1], "side")
+        third = far.branch(ids[1], "side")
+    assert {found.thread_id for found in engine.list_threads()} == {first, second, third, "t"}
+    assert [entry.kind for entry in engine.operations("t")] == ["branch"] * 3
+    assert engine.verify().ok
+
+
+def test_tables_of_schema_13_are_brought_up_to_date(url: str) -> None:
+    types = ["bytea"] * 6 + ["bigint", "bytea", "bigint", "bigint", "bytea", "bigint[]"] + ["bytea"] * 7
+    with everstep.open(url, schema="tables_13").sync as engine:
+        ids = saved(engine)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP FUNCTION tables_13.everstep_branch")
+        of_13 = f"tables_13.everstep_branch({', '.join(types)}) RETURNS bytea LANGUAGE sql AS 'SELECT NULL::bytea'"
+        connection.execute(f"CREATE FUNCTION {of_13}".encode())
+        connection.execute("UPDATE tables_13.everstep_meta SET version = 13")
+
+    with everstep.open(url, schema="tables_13").sync as engine:
+        branches = [engine.branch(ids[1], "side") for _ in range(2)]
+        latest: list[Any] = [engine.get_latest(branch) for branch in branches]
+        assert [found.metadata.parents for found in latest] == [[ids[1]]] * 2
+    with psycopg.connect(url, autocommit=True) as connection:
+        named = "SELECT count(*) FROM pg_proc WHERE oid::regprocedure::text LIKE 'tables_13.everstep_branch(%'"
+        assert connection.execute(named).fetchone() == (1,)
+        connection.execute("DROP SCHEMA tables_13 CASCADE")
 
 
 def test_a_branch_whose_answer_is_lost_is_made_once(engine: Any, wire: Wire) -> None:

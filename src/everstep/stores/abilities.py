@@ -43,7 +43,7 @@ class Origin(NamedTuple):
 
 @runtime_checkable
 class FindsOrigins(Protocol):
-    """A store that reads in one look what a branch begins with."""
+    """A store that reads in one look what a branch begins with, and checks `Change.remembered`."""
 
     async def origin(self, checkpoint_id: str) -> Origin | None:
         """Return the checkpoint of that id, and the top of its thread's log; None: they must be asked for one by one.

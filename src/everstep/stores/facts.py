@@ -79,7 +79,12 @@ def is_noted(fact: Fact, labels: Collection[int]) -> bool:
 
 def stands_for(fact: Fact) -> int:
     """Return the number that a line has instead of all values of this fact's key."""
-    return _number(b"any", fact.key.to_bytes(8, "big", signed=True))
+    return _of_key(fact.key)
+
+
+@functools.lru_cache(1024)  # there are few keys, and each line asks for them
+def _of_key(key: int) -> int:
+    return _number(b"any", key.to_bytes(8, "big", signed=True))
 
 
 def kept(held: Mapping[int, Collection[int]], new: Sequence[Fact]) -> dict[int, set[int]]:

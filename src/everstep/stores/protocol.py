@@ -150,6 +150,8 @@ class Stored(NamedTuple):
     segment: int = 0
     added_bytes: int = 0
     """What the commit sent with it: an estimate of what deleting it may free."""
+    entry: int = 0
+    """On what `commit` returns: the number of the entry that the change added to a log; 0: it added none."""
 
     @property
     def place(self) -> Place:
@@ -163,6 +165,14 @@ class Place(NamedTuple):
     key: Key
     segment: int
     seq: int
+
+
+class RememberedOrigin(NamedTuple):
+    """What was known of the checkpoint that a branch begins with, some time before."""
+
+    place: Place
+    top: int
+    """The newest entry in its thread's log, which was not undone; 0: the log was empty."""
 
 
 class BaseRef(NamedTuple):
@@ -276,6 +286,8 @@ class Change(NamedTuple):
     """
     writes: Sequence[tuple[Key, Write]] = ()
     """Pending writes of the new checkpoints. The objects they need are in the drafts."""
+    remembered: RememberedOrigin | None = None
+    """BaseGone unless `origin` is still so, and the only checkpoint of its id. For stores that are `FindsOrigins`."""
 
 
 ASIDE: Final = 1 << 32

@@ -157,7 +157,9 @@ def apply(tx: Transaction, change: Change) -> Stored | None:
         _insert_beside(tx, change, line.family, beside)
     _put_writes(tx, change)
     if checked.operation is not None:
-        checked.operation.apply(tx, change, made)
+        entry = checked.operation.apply(tx, change, made)
+        if made is not None and entry:
+            made = made._replace(entry=entry)
     # One that starts a segment tells that somebody has changed what is visible since that was planned.
     if change.prune and (made is None or made.segment != made.seq):
         tx.prune(line, change.prune)
@@ -274,7 +276,8 @@ class _Operation:
         self._targets = [(move, _moved_to(tx, change, move.checkpoint_id, move.namespace)) for move in change.moves]
         self._pins = [(_found(tx, pin.key), pin.pinned) for pin in change.pins]
 
-    def apply(self, tx: Transaction, change: Change, stored: Stored | None) -> None:
+    def apply(self, tx: Transaction, change: Change, stored: Stored | None) -> int:
+        """Do it, and return the number of the entry that it added to a log; 0: it added none."""
         if self._origin is not None:
             tx.set_origin(change.thread_id, self._origin)
         for other, common in change.shared_states.items():
@@ -289,7 +292,7 @@ class _Operation:
                 tx.set_head(moved, target, head_was_moved=True)
         for found, pinned in self._pins:
             tx.set_pinned(found, pinned)
-        _apply_log(tx, change)
+        return _apply_log(tx, change)
 
 
 def is_plain(change: Change) -> bool:
@@ -469,7 +472,8 @@ def _log_thread(change: Change) -> str:
     return change.log_thread if change.log_thread is not None else change.thread_id
 
 
-def _apply_log(tx: Transaction, change: Change) -> None:
+def _apply_log(tx: Transaction, change: Change) -> int:
+    """Change the log, and what is hidden by its entries; return the number of the new entry, or 0."""
     log_thread = _log_thread(change)
     logged = tx.add_operation(log_thread, change.log) if change.log is not None else 0
     for operation in change.amend:
@@ -486,6 +490,7 @@ def _apply_log(tx: Transaction, change: Change) -> None:
         line = tx.line(change.thread_id, hidden.namespace)
         if line is not None:
             _put_back(tx, line, hidden)
+    return logged
 
 
 def _put_aside(tx: Transaction, line: Line, hidden: Hidden) -> None:

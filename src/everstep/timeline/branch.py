@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from everstep.errors import BaseGone, InvalidInput, StoreUnavailable
 from everstep.history import operation_log
@@ -14,7 +15,7 @@ from everstep.repository.new_names import new_token, under_new_name
 from everstep.repository.step import checkpoint_id, new_record, run_fields
 from everstep.runtime import checks
 from everstep.stores.abilities import Origin
-from everstep.stores.protocol import BaseRef, Change, Draft, Key, Record, SharedState, Stored
+from everstep.stores.protocol import BaseRef, Change, Draft, Key, Record, RememberedOrigin, SharedState, Stored
 from everstep.timeline.workspace import Workspace
 from everstep.types import RUN_KIND
 
@@ -26,26 +27,62 @@ _BRANCH_ID = re.compile(r"(.*)-branch-(.+)-[0-9a-f]{16}", re.DOTALL)
 _TRIES = 10
 
 
-async def branch(work: Workspace, origin: Origin, name: str, effects: str = "share") -> str:
-    """Start a thread at a checkpoint and return the new thread's id."""
-    source = origin.stored.record.key
+class Branch(NamedTuple):
+    """A branch that was begun."""
+
+    thread_id: str
+    origin: Origin | None
+    """Where it begins, as it is from now on; None: that must be read again."""
+
+
+class _Names:
+    """The names of a new branch and of its first checkpoint, as far as they are left to chance."""
+
+    def __init__(self, source: str, name: str) -> None:
+        """`source` is the thread that it comes from."""
+        self.source = source
+        self._name = name
+        self.rename()
+
+    def rename(self) -> None:
+        """Make others: these are in use already."""
+        self.thread_id = branch_id(self.source, self._name)
+        self._first_id: str | None = None
+
+    def first_id(self) -> str:
+        """Return the id of its first checkpoint. An adapter makes ids of its own, and asks for none here."""
+        if self._first_id is None:
+            self._first_id = checkpoint_id(self.thread_id, 0)
+        return self._first_id
+
+
+async def branch(
+    work: Workspace, remembered: Origin | None, find: Callable[[], Awaitable[Origin]], name: str, effects: str
+) -> Branch:
+    """Start a thread at a checkpoint that `find` reads; one that is `remembered` from earlier need not be read."""
+    origin = remembered or await find()
+    names = _Names(origin.stored.record.key.thread_id, name)
     for _ in range(_TRIES):
-        begin = partial(_branch, work, origin, name, effects)
+        begin = partial(_branch, work, origin, names, name, effects, is_remembered=origin is remembered)
         try:
-            made = await under_new_name(begin)
+            made = await under_new_name(begin, names.rename)
         except BaseGone:
             # It was replaced meanwhile: begin with what is there now.
-            origin = await work.origin(source)
+            origin = await find()
+            if origin.stored.record.key.thread_id != names.source:
+                names = _Names(origin.stored.record.key.thread_id, name)
         else:
-            log_branch(made, source)
+            log_branch(made.thread_id, origin.stored.record.key)
             return made
-    raise StoreUnavailable(f"checkpoint {source.checkpoint_id!r} changes faster than a branch begins; try again")
+    raise StoreUnavailable(f"{origin.stored.record.key} changes faster than a branch begins; try again")
 
 
-async def _branch(work: Workspace, found: Origin, name: str, effects: str) -> str:
+async def _branch(
+    work: Workspace, found: Origin, names: _Names, name: str, effects: str, *, is_remembered: bool
+) -> Branch:
     origin = found.stored
     source = origin.record.key
-    thread_id = branch_id(source.thread_id, name)
+    thread_id = names.thread_id
     adapter = adapter_of(origin.record.kind)
     since = None
     if adapter is not None:
@@ -54,12 +91,12 @@ async def _branch(work: Workspace, found: Origin, name: str, effects: str) -> st
         # An adapter may add namespaces to the branch later, and undo takes them away too.
         since = 0
     else:
-        drafts = [_first_of_branch(origin, thread_id, name, effects)]
+        drafts = [_first_of_branch(origin, thread_id, names.first_id(), name, effects)]
         writes = []
     namespaces = [draft.record.key.namespace for draft in drafts]
     undo = operation_log.Undo(thread_id, dict.fromkeys(namespaces), [], dict.fromkeys(namespaces, 0), since=since)
     details = {"checkpoint_id": source.checkpoint_id, "thread_id": thread_id, "name": name}
-    await work.store.commit(
+    stored = await work.store.commit(
         Change(
             thread_id=thread_id,
             namespace=namespaces[0],
@@ -71,11 +108,14 @@ async def _branch(work: Workspace, found: Origin, name: str, effects: str) -> st
             writes=writes,
             log=operation_log.entry("branch", details, undo, found.top, origin.seq),
             log_thread=source.thread_id,
+            remembered=RememberedOrigin(origin.place, found.top) if is_remembered else None,
         )
     )
     # The checkpoint that a branch begins with is protected from now on, and a plan may hold it.
     work.keeper.forget(source.thread_id)
-    return thread_id
+    if adapter is not None or stored is None or not stored.entry:
+        return Branch(thread_id, None)
+    return Branch(thread_id, Origin(origin, stored.entry))
 
 
 def log_branch(made: str, source: Key) -> None:
@@ -110,10 +150,10 @@ def branch_ref(thread_id: str) -> str | None:
     return f"{found[1]}@{found[2]}"
 
 
-def _first_of_branch(origin: Stored, thread_id: str, name: str, effects: str) -> Draft:
+def _first_of_branch(origin: Stored, thread_id: str, first_id: str, name: str, effects: str) -> Draft:
     source = origin.record.key
     record = new_record(
-        Key(thread_id, source.namespace, checkpoint_id(thread_id, 0)),
+        Key(thread_id, source.namespace, first_id),
         0,
         (source,),
         tags=("branch", name),

@@ -43,6 +43,7 @@ from everstep.stores.protocol import AnyHead, Key, Pin, Query, SharedState, Stor
 from everstep.timeline import labels
 from everstep.timeline.branch import branch
 from everstep.timeline.merge import MergePlan, merge, plan_merge
+from everstep.timeline.origins import RecentOrigins
 from everstep.timeline.protocol import Resolve
 from everstep.timeline.references import resolve
 from everstep.timeline.rewind import left_behind, plan_rewind, rewind, shared_states_after
@@ -55,13 +56,20 @@ from everstep.types import TASK_NAMESPACE, Checkpoint, CheckpointMetadata
 class StoreTimeline:
     """The history of threads on one face of a store."""
 
-    def __init__(self, backend: StoreBackend, config: SnapshotConfig, keeper: Keeper | None = None) -> None:
+    def __init__(
+        self,
+        backend: StoreBackend,
+        config: SnapshotConfig,
+        keeper: Keeper | None = None,
+        origins: RecentOrigins | None = None,
+    ) -> None:
         self._backend = backend
         self._work = Workspace(backend.repository, keeper or Keeper(config), config)
+        self._origins = origins or RecentOrigins()
 
     @property
     def blocking(self) -> StoreTimeline:
-        return StoreTimeline(self._backend.blocking, self._work.config, self._work.keeper)
+        return StoreTimeline(self._backend.blocking, self._work.config, self._work.keeper, self._origins)
 
     @property
     def store(self) -> Store:
@@ -79,7 +87,7 @@ class StoreTimeline:
 
     def behind(self, fence: Fence) -> StoreTimeline:
         """Return the same as one whose saves a fence may stop."""
-        return StoreTimeline(self._backend.behind(fence), self._work.config, self._work.keeper)
+        return StoreTimeline(self._backend.behind(fence), self._work.config, self._work.keeper, self._origins)
 
     @property
     def run(self) -> Callable[[Coroutine[Any, Any, Any]], Any]:
@@ -258,8 +266,25 @@ class StoreTimeline:
     async def branch(
         self, checkpoint_id: str, thread_id: str | None, namespace: str | None, name: str, effects: str = "share"
     ) -> str:
-        origin = await self._origin(checkpoint_id, thread_id, namespace)
-        return await branch(self._work, origin, name, effects)
+        def find() -> Coroutine[Any, Any, Origin]:
+            return self._origin(checkpoint_id, thread_id, namespace)
+
+        remembered = self._remembered(checkpoint_id, thread_id, namespace)
+        made = await branch(self._work, remembered, find, name, effects)
+        if made.origin is not None and _finds_origins(type(self.store)):
+            self._origins.put(made.origin)
+        return made.thread_id
+
+    def _remembered(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Origin | None:
+        """Return a checkpoint at which a branch began lately; the commit will tell if it is another one by now."""
+        origin = self._origins.get(checkpoint_id)
+        if origin is None:
+            return None
+        key = origin.stored.record.key
+        if thread_id not in (None, key.thread_id) or namespace not in (None, key.namespace):
+            return None
+        calls.about(key.thread_id)
+        return origin
 
     async def _origin(self, checkpoint_id: str, thread_id: str | None, namespace: str | None) -> Origin:
         """Return a checkpoint that must be there, and the top of its thread's log."""

@@ -14,7 +14,7 @@ from everstep.stores.records import pack_follows, pack_operation_data, pack_orig
 from everstep.stores.transaction import Packed, added_bytes, is_plain
 from everstep.values.tree import FORMAT
 
-_ANSWER = struct.Struct(">qqqq")
+_NUMBER_BYTES = 8
 
 
 class Beginning(NamedTuple):
@@ -28,8 +28,11 @@ class Beginning(NamedTuple):
 
     def begun(self, answer: bytes) -> tuple[Stored, int, KnownHead]:
         """Return its first checkpoint, its generation, and its head, as the function tells."""
-        family, line, seq, generation = _ANSWER.unpack(answer)
-        stored = self.stored._replace(seq=seq, segment=seq, family=str(family))
+        numbers = struct.unpack(f">{len(answer) // _NUMBER_BYTES}q", answer)
+        family, line, seq, generation = numbers[:4]
+        # Only the beginning of a branch is noted in a log.
+        entry = numbers[4] if len(numbers) > 4 else 0
+        stored = self.stored._replace(seq=seq, segment=seq, family=str(family), entry=entry)
         return stored, generation, KnownHead(line, stored)
 
 
@@ -79,7 +82,7 @@ def of_branch(change: Change) -> Beginning | None:
         pack_origin(origin, change.thread_id), *_columns(packed, added), pack_follows([common.place]),
         # The older of the two threads comes first. The function sees to that.
         pack_shared_state(common, origin.thread_id, change.thread_id), common.root.children,
-        pack_operation_data(change.log),
+        pack_operation_data(change.log), change.remembered.top if change.remembered is not None else None,
     )  # fmt: skip
     return Beginning(BRANCH, values, draft, Stored(record, 0, "", digest=packed.digest, added_bytes=added))
 
@@ -106,6 +109,7 @@ def _is_usual(change: Change) -> bool:
         log_thread=change.log_thread,
         other_namespaces=change.other_namespaces,
         writes=change.writes,
+        remembered=change.remembered,
     )
     if change != usual or change.origin is None or change.other_namespaces or change.writes:
         return False

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import psycopg
 
-from everstep.errors import CommitUnknown, HeadMoved, StoreError
+from everstep.errors import BaseGone, CommitUnknown, HeadMoved, StoreError
 from everstep.runtime.calls import tried_again
 from everstep.stores.abilities import Origin
 from everstep.stores.heads import SeenHead
@@ -146,6 +146,8 @@ class Database(Transactions):
             stored = self._begin_line(change, deadline)
             if stored is not None:
                 return stored
+        if change.remembered is not None:
+            raise BaseGone(f"{change.origin} is not as it was remembered, or cannot be branched from in one step")
         return self._commit_long(change, since, deadline)
 
     def _begin_line(self, change: Change, deadline: float) -> Stored | None:

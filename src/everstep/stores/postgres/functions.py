@@ -54,5 +54,5 @@ _CHECKPOINT = (_INT8, _INT8, _BYTEA, _INT8S, _BYTEA, _BYTEA, _BYTEA)
 """What the row of a first checkpoint holds."""
 BEGIN = Function("begin", _BYTEA, _BYTEA, _INT8, *_CHECKPOINT, *[_BYTEAS] * 3, *[_BYTEA] * 3)
 """Begins a thread, or a namespace of one: see `beginnings.of_line`."""
-BRANCH = Function("branch", *[_BYTEA] * 6, _INT8, _BYTEA, *_CHECKPOINT, *[_BYTEA] * 4)
+BRANCH = Function("branch", *[_BYTEA] * 6, _INT8, _BYTEA, *_CHECKPOINT, *[_BYTEA] * 4, _INT8)
 """Begins a branch: see `beginnings.of_branch`."""

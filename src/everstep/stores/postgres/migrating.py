@@ -12,7 +12,7 @@ from everstep.stores.postgres.pool import Connection
 
 # Tables of earlier versions were never released, so there is nothing to bring up from them.
 SCHEMA_FIRST = 13
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 SERVER_VERSION_MIN = 14
 # Any number will do, as long as it is the same for everybody.
 _MIGRATION_LOCK = 0x45565354

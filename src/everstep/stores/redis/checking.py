@@ -87,8 +87,8 @@ class Bucket:
         for key in keys:
             self._sort(key)
         self._heads: dict[bytes, dict[bytes, bytes]] = {}
-        self._branches: dict[tuple[bytes, bytes], int] = {}
-        """By line and id: how many branches say that they began there."""
+        self._branches: dict[tuple[bytes, bytes, int], int] = {}
+        """By line, id and seq: how many branches say that they began there."""
 
     def _sort(self, key: bytes) -> None:
         if found := _OF_THREAD.fullmatch(key) or _OF_LINE.fullmatch(key):
@@ -117,9 +117,9 @@ class Bucket:
             heads = self._hash(f"thread:{name.decode()}:heads")
             if heads:
                 self._heads[name] = heads
-                began = re.fullmatch(rb"\d+ ([^\n]*)\n(.*)", heads.get(b"began", b""), re.DOTALL)
+                began = re.fullmatch(rb"(\d+) ([^\n]*)\n(.*)", heads.get(b"began", b""), re.DOTALL)
                 if began:
-                    place = began[1], began[2]
+                    place = began[2], began[3], int(began[1])
                     self._branches[place] = self._branches.get(place, 0) + 1
             elif not ends:
                 fix = self._heads_again(name)
@@ -307,8 +307,9 @@ class Bucket:
         counts = self._hash(f"{line}:began")
         named = line.removeprefix("thread:").encode()
         expected: dict[bytes, int] = {}
-        for (of, name), count in self._branches.items():
-            if of == named and name in index:
+        for (of, name, seq), count in self._branches.items():
+            # One of the same id that came later is another one, and no branch began there.
+            if of == named and int(index.get(name, b"-1")) == seq:
                 expected[name] = count
         for name in sorted(set(counts) | set(expected)):
             if int(counts.get(name, b"0")) != expected.get(name, 0):

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import apsw
 
+from everstep.errors import BaseGone
 from everstep.stores.facts import new_facts
-from everstep.stores.protocol import ANY, BaseRef, Change, Key, Object, Stored, Write
+from everstep.stores.protocol import ANY, BaseRef, Change, Key, Object, RememberedOrigin, Stored, Write
 from everstep.stores.records import DIGEST_BYTES, pack_id, pack_record
 from everstep.stores.sqlite.adopt import Adopting
 from everstep.stores.sqlite.changing import SET_HEAD
@@ -18,6 +19,9 @@ from everstep.stores.sqlite.remembering import Head
 from everstep.stores.transaction import Packed, added_bytes, apply, apply_writes, is_plain, now_micros
 
 _NO_LINE = (0, "")  # lines are numbered from 1
+_PLACES = "SELECT line, segment, seq FROM checkpoints WHERE id = ? LIMIT 2"
+_NEWEST_ENTRY = """SELECT o.seq, o.undone FROM threads t JOIN operations o ON o.thread = t.id
+                   WHERE t.name = ? ORDER BY o.seq DESC LIMIT 1"""
 _DIGEST = f"""SELECT substr(info, 1, {DIGEST_BYTES}), substr(root, 1, {DIGEST_BYTES}) FROM checkpoints
               WHERE id = ? AND line = ?"""
 
@@ -30,6 +34,8 @@ class Rows(Adopting):
         line, family = self._lines.get((change.thread_id, change.namespace), _NO_LINE)
         head = _head_to_follow(change, self._heads.get(line))
         seq = self._next_seq
+        if change.remembered is not None and not self._is_so(change.remembered):
+            raise BaseGone(f"{change.origin} is not as it was remembered")
         if head is None or seq is None or change.build is None:
             return apply(self, change)
         draft = change.build(head)
@@ -50,6 +56,16 @@ class Rows(Adopting):
         stored = Stored(record, seq, family, False, False, packed.digest, head.segment, added)
         self._remember_head(line, Head(stored, False, packed.info))
         return stored
+
+    def _is_so(self, remembered: RememberedOrigin) -> bool:
+        """Whether a checkpoint is where it was, alone of its id, and its thread's log has no newer entry."""
+        key, segment, seq = remembered.place
+        line = self._line(key.thread_id, key.namespace)
+        places = self._execute(_PLACES, (pack_id(key.checkpoint_id),)).fetchall()
+        if line is None or places != [(line[0], segment, seq)]:
+            return False
+        newest = self._execute(_NEWEST_ENTRY, (key.thread_id,)).get
+        return (newest or (0, False)) == (remembered.top, False)
 
     def _has_all(self, bases: Sequence[BaseRef], head: Stored, family: str) -> bool:
         """Whether all that a new checkpoint rests on is stored: mostly that is the head alone."""
