@@ -1273,3 +1273,25 @@ def test_a_whole_thread_is_deleted_without_a_look_at_each_checkpoint(
     with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
         assert connection.execute("SELECT count(*) FROM writes").get == 0
         assert connection.execute("SELECT count(*) FROM checkpoints").get == 1
+
+
+_LEFT_OPEN = """
+import contextlib, sys, everstep
+
+@contextlib.contextmanager
+def opened():
+    with everstep.open(sys.argv[1]).sync as engine:
+        yield engine
+
+left_open = opened()
+left_open.__enter__().append("t", [{"role": "user", "content": "x"}])
+"""
+
+
+def test_a_store_that_the_end_of_the_interpreter_closes_is_closed_in_silence(path: Path) -> None:
+    """As of a generator that nobody has closed: by then many builtins are gone."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LEFT_OPEN, f"sqlite:///{path}"], check=True, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    assert [found.name for found in path.parent.iterdir()] == [path.name], "what is beside the file goes"

@@ -20,6 +20,7 @@ import os
 import platform
 import struct
 import sys
+from pathlib import Path
 
 import apsw
 
@@ -63,8 +64,9 @@ _PAGE_BYTES = 65536  # at least one page of memory on every machine
 _READ, _WRITE, _EXECUTE = 1, 2, 4
 _PRIVATE_ANONYMOUS = 0x22
 _FAILED = ctypes.c_void_p(-1).value
-_IN_USE = ["128", "128"]
+_IN_USE = [b"128", b"128"]
 """The byte of the index that everybody has locked who has it open."""
+_LOCKS = Path("/proc/locks")
 
 
 class _Separate:
@@ -139,14 +141,15 @@ def is_open_beside(index_path: str) -> bool:
         return False
     try:
         index = os.stat(index_path).st_ino
-        with open("/proc/locks", encoding="ascii") as locks:
-            listed = locks.readlines()
+        # As bytes: a store may be closed with the interpreter, when there is neither `open` nor any encoding left.
+        listed = _LOCKS.read_bytes().splitlines()
     except OSError:
         return False
-    own = str(os.getpid())
+    own = b"%d" % os.getpid()
+    inode = b":%d" % index
     for line in listed:
         # 1: POSIX  ADVISORY  READ 1234 fd:01:5678 128 128
         fields = line.split()
-        if fields[1:2] == ["POSIX"] and fields[4] == own and fields[6:] == _IN_USE and fields[5].endswith(f":{index}"):
+        if fields[1:2] == [b"POSIX"] and fields[4] == own and fields[6:] == _IN_USE and fields[5].endswith(inode):
             return True
     return False
