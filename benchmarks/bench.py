@@ -22,7 +22,17 @@ from typing import Any
 import apsw
 
 import everstep
-from benchmarks import after_many, durable_runs, finding, many_threads, on_langgraph, on_servers, operating, writers
+from benchmarks import (
+    after_many,
+    durable_runs,
+    finding,
+    many_threads,
+    on_langgraph,
+    on_servers,
+    operating,
+    short_chats,
+    writers,
+)
 from benchmarks import shapes as many_shapes
 from benchmarks.common import KEEP_ALL, RNG, durable, files_bytes, message, paired, ratio, report, words
 from everstep.runtime.blocking import run_to_end
@@ -351,7 +361,7 @@ ALL: Iterable[Callable[[Path], None]] = (
     bytes_stored, bytes_per_step, durable_rate, many_tasks, append_cost, snapshot_cpu, loading, listing, importing,
     going_back, touching, retention, after_many.after_many, finding.finding, drawing, operating.operating,
     on_servers.postgres, on_servers.valkey, writers.writers, on_langgraph.langgraph, on_langgraph.langgraph_tasks,
-    on_langgraph.langgraph_branch, on_langgraph.langgraph_import, many_threads.import_threads,
+    on_langgraph.langgraph_branch, short_chats.short_chats, on_langgraph.langgraph_import, many_threads.import_threads,
     durable_runs.against_dbos, durable_runs.waiting_runs, shapes,
 )  # fmt: skip
 GROUPS = {
