@@ -86,14 +86,18 @@ def test_the_file_is_durable_checksummed_and_in_wal_mode(engine: everstep.SyncEn
 
 
 def test_a_branch_asks_what_it_begins_with_and_for_its_new_thread_once(engine: everstep.SyncEngine) -> None:
-    [*_, last] = [engine.append("t", [{"role": "user", "content": str(n)}]) for n in range(3)]
-    engine.branch(last, "first")
+    ids = [engine.append("t", [{"role": "user", "content": str(n)}]) for n in range(3)]
+    engine.branch(ids[1], "elsewhere")
     database = engine.checkpointer._driven.store._database.get()
     asked: list[str] = []
     database._connections.writer.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: asked.append(event["sql"]))
-    engine.branch(last, "second")
+    engine.branch(ids[2], "first")
     # What it begins with, the new thread, and whether what it begins with is still there.
     assert len([sql for sql in asked if sql.startswith("SELECT")]) == 3
+    asked.clear()
+    engine.branch(ids[2], "second")
+    # Where that is, and if alone; the newest entry of the log; then the same, but for what is remembered.
+    assert len([sql for sql in asked if sql.startswith("SELECT")]) == 4
 
 
 _HOLD = """
