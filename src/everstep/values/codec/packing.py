@@ -27,7 +27,6 @@ from everstep.values.codec.plain import (
     packed_text,
     refuse_mistaken,
     searched_bulk,
-    seems_short,
 )
 from everstep.values.codec.scalars import MAKERS
 from everstep.values.codec.tags import FROZENSET, MAP, OBJECT, ROWS, SET, TUPLE
@@ -116,7 +115,7 @@ class Codec:
     def pack_items_quickly(self, items: list[Any]) -> bytes | None:
         """Return what `pack_items` does, but that there may be buffers among the items; None if they are not plain."""
         header = len(array_header(len(items)))
-        packed = packed_short(items) if seems_short(items) else None
+        packed = packed_short(items)
         if packed is not None:
             return packed[header:]
         try:

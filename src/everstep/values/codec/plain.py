@@ -98,17 +98,20 @@ def searched_bulk(bulk: Bulk, packed: bytes, before: Version | None) -> LongValu
     return searched(value, Listed(bulk.items, header_bytes, bulk.options, bulk.holds), bulk.columns, before)
 
 
-def seems_short(value: Any) -> bool:
-    """Whether there are few parts in a list or dict, and in those that are in it, so that little is packed of it."""
-    if len(value) > _FEW_PARTS:
-        return False
-    parts = value if type(value) is list else value.values()
-    inside = [len(part) for part in parts if type(part) in CONTAINERS]
-    return sum(inside) <= _FEW_INSIDE
-
-
 def packed_short(value: Any) -> bytes | None:
-    """Return what the packer makes of a list or dict by itself, if that is short and surely does not nest too deep."""
+    """Return what the packer makes of a list or dict by itself, if that is short and surely does not nest too deep.
+
+    Most values are so. Few of their parts are looked at, here and not in functions of their own: what is called once
+    for each put is slow to be found.
+    """
+    if len(value) > _FEW_PARTS:
+        return None
+    inside = 0
+    for part in value if type(value) is list else value.values():
+        if type(part) in CONTAINERS:
+            inside += len(part)
+    if inside > _FEW_INSIDE:
+        return None
     try:
         packed = ormsgpack.packb(value, None, OPTIONS)
     except TypeError:
@@ -121,10 +124,9 @@ def packed_short(value: Any) -> bytes | None:
 
 def packed_plain(value: Any, before: Version | None) -> bytes | LongValue | None:
     """Return what the packer makes of a container by itself, while nothing else runs; None if it is not plain."""
-    if seems_short(value):
-        short = packed_short(value)
-        if short is not None and not may_hold_mistaken(short):
-            return short
+    short = packed_short(value)
+    if short is not None and not may_hold_mistaken(short):
+        return short
     packed, start = pack_wrapped(value, PLAIN_DEPTH)
     is_long = len(packed) >= LONG_BYTES_MIN
     if not may_hold_mistaken(packed):
@@ -165,7 +167,8 @@ def may_hold_bytes(packed: bytes) -> bool:
 
 def may_hold_mistaken(packed: bytes) -> bool:
     """Whether there may be something in these bytes that the packer has mistaken for something else."""
-    return may_hold_bytes(packed) or may_hold_extension(packed)
+    # The same as `may_hold_bytes`: this is asked of each value.
+    return 0xC4 in packed or 0xC5 in packed or 0xC6 in packed or may_hold_extension(packed)
 
 
 def holds_bytes(value: Any) -> bool:
