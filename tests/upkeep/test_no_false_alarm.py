@@ -79,3 +79,21 @@ def test_writers_that_wait_for_one_another_are_no_damage(place: Place, kind: str
         assert verified(store).findings == []
     assert verified(store).findings == []
     run_to_end(store.blocking.close())
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_checkpoint_that_comes_again_under_its_name_is_no_damage(place: Place, kind: str) -> None:
+    """The branch began at the one that was deleted, not at this one."""
+    store = place.open()
+    backend = everstep.StoreBackend(store)
+    engine = everstep.CheckpointEngine(backend).sync
+    origin = engine.append("trip", [], {"n": 1})
+    engine.branch(origin, "cheap")
+    written = backend.sync.get(origin)
+    assert written is not None
+    backend.sync.delete_thread("trip")
+
+    backend.sync.put(written)
+
+    assert verified(store).findings == []
+    run_to_end(store.blocking.close())

@@ -87,7 +87,7 @@ class Bucket:
         for key in keys:
             self._sort(key)
         self._heads: dict[bytes, dict[bytes, bytes]] = {}
-        self._branches: dict[tuple[bytes, bytes, int], int] = {}
+        self._branches: dict[tuple[bytes, bytes, bytes], int] = {}
         """By line, id and seq: how many branches say that they began there."""
 
     def _sort(self, key: bytes) -> None:
@@ -119,7 +119,7 @@ class Bucket:
                 self._heads[name] = heads
                 began = re.fullmatch(rb"(\d+) ([^\n]*)\n(.*)", heads.get(b"began", b""), re.DOTALL)
                 if began:
-                    place = began[2], began[3], int(began[1])
+                    place = began[2], began[3], began[1]
                     self._branches[place] = self._branches.get(place, 0) + 1
             elif not ends:
                 fix = self._heads_again(name)
@@ -308,8 +308,8 @@ class Bucket:
         named = line.removeprefix("thread:").encode()
         expected: dict[bytes, int] = {}
         for (of, name, seq), count in self._branches.items():
-            # One of the same id that came later is another one, and no branch began there.
-            if of == named and int(index.get(name, b"-1")) == seq:
+            # Not at one of the same name that came later: see `release_origin` in the script.
+            if of == named and index.get(name) == seq:
                 expected[name] = count
         for name in sorted(set(counts) | set(expected)):
             if int(counts.get(name, b"0")) != expected.get(name, 0):
