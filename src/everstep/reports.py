@@ -214,7 +214,10 @@ class CopyReport:
     damaged: tuple[Finding, ...] = ()
     """With `skip_damaged`: what could not be read, and was left out."""
     thread_ids: tuple[str, ...] = field(default=(), compare=False)
-    """With `import_threads`: the names of those threads, the first hundred of them."""
+    """The names of those threads, the first hundred of them."""
+    kept_ids: tuple[str, ...] = field(default=(), compare=False)
+    """Threads that the target has itself, and that were left as they are, the first hundred of them: see
+    `import_threads`."""
 
 
 @dataclass(frozen=True)

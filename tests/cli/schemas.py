@@ -156,7 +156,8 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "backup": document(folder=TEXT, number=COUNT, threads=COUNT, checkpoints=COUNT, bytes=COUNT, unchanged=COUNT),
     "restore": document(threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, skipped=COUNT, verified=COUNT),
     "import": document(
-        threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, skipped=COUNT, verified=COUNT, thread_ids=TEXTS
+        threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT, skipped=COUNT, verified=COUNT, thread_ids=TEXTS,
+        kept_ids=TEXTS,
     ),
     "undo": document(thread_id=TEXT, undo=OPERATION),
     "redo": document(thread_id=TEXT, redo=OPERATION),

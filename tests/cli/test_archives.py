@@ -24,6 +24,28 @@ def test_threads_go_through_a_file(run: Run, demo_file: Path, tmp_path: Path) ->
     assert again["checkpoints"] == 0
 
 
+def test_a_deleted_thread_comes_back_beside_its_branches(run: Run, own_file: Path, tmp_path: Path) -> None:
+    file = tmp_path / "t.everstep"
+    run("export", "trip-to-oslo", "-o", file, "--store", own_file)
+    before = run("log", "trip-to-oslo", "--all", "--json", "--store", own_file).json
+    branches = run("branch", "list", "trip-to-oslo", "--json", "--store", own_file).json["branches"]
+    names = {branch["thread_id"] for branch in branches} - {"trip-to-oslo"}
+    run("rm", "trip-to-oslo", "--yes", "--store", own_file)
+
+    told = run("import", file, "--store", own_file)
+    again = run("import", file, "--store", own_file, "--json").json
+
+    assert told.code == 0, told.err
+    assert told.out.startswith("1 thread: ")
+    assert "left as they are in the store: " in told.err
+    schemas.check("import", again)
+    assert again["thread_ids"] == ["trip-to-oslo"]
+    assert set(again["kept_ids"]) == names
+    after = run("log", "trip-to-oslo", "--all", "--json", "--store", own_file).json
+    own = [row["id"] for row in before["rows"] if row["thread_id"] == "trip-to-oslo"]
+    assert [row["id"] for row in after["rows"]] == own
+
+
 def test_a_pipe_holds_only_the_file(demo_file: Path, tmp_path: Path) -> None:
     everstep = f"{sys.executable} -m everstep"
     command = f"{everstep} export onboarding-ada -o - --store {demo_file} | {everstep} import - --store new.db"

@@ -18,6 +18,7 @@ import os
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from everstep.transfer.chains import ChainSource, Spread
 from everstep.transfer.exporting import ArchiveSource, Exporter, Run, file_error, runner, sync_folder, write_aside
 from everstep.transfer.families import Entry, Family, Pass, StorePass, StoreSource
 from everstep.transfer.increments import Change, Held, Place, change_items, content_of
-from everstep.transfer.receiving import Progress, Target
+from everstep.transfer.receiving import NAMES_MAX, Progress, Target
 from everstep.transfer.sides import Side, opened
 from everstep.types import utc_now
 from everstep.values import codec
@@ -194,7 +195,10 @@ async def _restore_whole(
 
 def _sum(one: CopyReport, other: CopyReport) -> CopyReport:
     names = ("threads", "checkpoints", "objects", "bytes", "skipped", "verified")
-    return counted(one, **{name: getattr(other, name) for name in names})
+    total = counted(one, **{name: getattr(other, name) for name in names})
+    taken = one.thread_ids + other.thread_ids
+    kept = one.kept_ids + other.kept_ids
+    return replace(total, thread_ids=taken[:NAMES_MAX], kept_ids=kept[:NAMES_MAX])
 
 
 class _ChangedFamilies(StoreSource):

@@ -17,7 +17,7 @@ from everstep.stores.records import pack_record
 from everstep.transfer import archive, increments
 from everstep.transfer.archive import CHANGED, DONE, FAMILY, Item, out_of_shape
 from everstep.transfer.exporting import Run, file_error
-from everstep.transfer.families import FETCHED_MAX, Family, Group, Pass, Receiver, pieces
+from everstep.transfer.families import Family, Group, Pass, Receiver, lacking
 from everstep.transfer.increments import Found, Held, PartGroups, Place, Wanted
 
 
@@ -152,10 +152,10 @@ class _ChainPass(Pass):
                 waiting += found.objects
                 wanted = [stored for entry, stored in found.checkpoints if receiver.wants(entry)]
                 if wanted:
-                    yield Group(wanted, await _lacking(waiting, receiver), _packed(wanted))
+                    yield Group(wanted, await lacking(waiting, receiver), _packed(wanted))
                     waiting = []
         if waiting:
-            yield Group((), await _lacking(waiting, receiver))
+            yield Group((), await lacking(waiting, receiver))
 
 
 def _next_found(items: Iterator[Item], reader: PartGroups) -> Found | None:
@@ -165,15 +165,6 @@ def _next_found(items: Iterator[Item], reader: PartGroups) -> Found | None:
         if any(found):
             return found
     return None
-
-
-async def _lacking(objects: Sequence[Object], receiver: Receiver) -> list[Object]:
-    """Return those of some objects that the receiver has not."""
-    lacking: list[Object] = []
-    for batch in pieces(objects, FETCHED_MAX):
-        held = {obj.hash for obj in await receiver.held([obj.hash for obj in batch])}
-        lacking += [obj for obj in batch if obj.hash not in held]
-    return lacking
 
 
 def _packed(checkpoints: Sequence[Stored]) -> dict[Key, tuple[bytes, bytes]]:

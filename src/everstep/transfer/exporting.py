@@ -30,8 +30,6 @@ from everstep.types import utc_now
 T = TypeVar("T")
 File = str | os.PathLike[str] | BinaryIO
 Run = Callable[..., Any]
-# A file may hold millions of threads, and nobody reads a list of them.
-_NAMES_MAX = 100
 
 
 def export_threads(
@@ -71,8 +69,14 @@ def import_threads(
 
     Run it again after a crash: it goes on, and what is there is skipped. A thread of the store that is not a copy of
     the file's, that somebody has changed since, or that is newer than the file's is InvalidInput, and its family is
-    left as it is. With `verify` everything is read back and compared. `file` is a path, or a file or pipe
-    that is open in binary mode. `progress` is called with a CopyProgress after each part.
+    left as it is.
+
+    Of a file that was written from this very store, the threads that were deleted since come back, as a family of their
+    own; their relatives that are still there stay as they are (`CopyReport.kept_ids`). If none was deleted, that is
+    InvalidInput too.
+
+    With `verify` everything is read back and compared. `file` is a path, or a file or pipe that is open in binary mode.
+    `progress` is called with a CopyProgress after each part.
     """
     return run_to_end(_import(file, store, threads, progress, verify, blocking=True))
 
@@ -111,8 +115,7 @@ async def _import(
     run = runner(blocking)
     async with _read(file) as content, opened(store, "target", blocking) as other:
         source = ArchiveSource(content, names, run)
-        report = await Target(other, source, progress, verify=verify, may_go_back=False).take_all()
-    return replace(report, thread_ids=tuple(source.taken_names))
+        return await Target(other, source, progress, verify=verify, may_go_back=False).take_all()
 
 
 def runner(blocking: bool) -> Run:
@@ -331,8 +334,6 @@ class ArchiveSource:
         self._identities = identities
         self.taken: set[bytes] = set()
         """The families that somebody took, by identity."""
-        self.taken_names: list[str] = []
-        """The threads of these families, as many as are told."""
         self._names = names
         self.run = run
         self.threads_total = 0
@@ -355,8 +356,6 @@ class ArchiveSource:
                 self.taken.add(family.identity)
                 yield coming
                 _check_finished(coming)
-                if coming.is_whole:
-                    self._note_names(family)
             else:
                 await coming.skip()
             if coming.is_whole:
@@ -370,11 +369,6 @@ class ArchiveSource:
         await self.run(self._items.check_end)
         if missing:
             raise InvalidInput(f"there is no thread {min(missing)!r} in the file")
-
-    def _note_names(self, family: families.Family) -> None:
-        for name in family.raws:
-            if len(self.taken_names) < _NAMES_MAX:
-                self.taken_names.append(name)
 
     def _is_wanted(self, family: families.Family) -> bool:
         if self._identities is not None and family.identity not in self._identities:

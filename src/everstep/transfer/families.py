@@ -352,6 +352,15 @@ async def fetch_verified(store: Store, family: str, asked: Sequence[bytes]) -> l
     return objects
 
 
+async def lacking(objects: Sequence[Object], receiver: Receiver) -> list[Object]:
+    """Return those of some objects that the receiver has not."""
+    found: list[Object] = []
+    for batch in pieces(objects, FETCHED_MAX):
+        held = {obj.hash for obj in await receiver.held([obj.hash for obj in batch])}
+        found += [obj for obj in batch if obj.hash not in held]
+    return found
+
+
 async def listed(store: Store, thread_id: str) -> AsyncIterator[Stored]:
     """Yield every checkpoint of a thread, hidden or not, the oldest first."""
     query = Query(thread_id=thread_id, namespace=None, hidden="also", order="oldest", limit=_PAGE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -28,6 +29,8 @@ Progress = Callable[[CopyProgress], object]
 PART_SEGMENTS = 5000
 # Objects wait in memory for their threads, and a family may have very many.
 _WAITING_BYTES_MAX = 8 << 20
+# A family may hold millions of threads, and nobody reads a list of them.
+NAMES_MAX = 100
 
 
 class Target:
@@ -36,27 +39,35 @@ class Target:
     def __init__(
         self, store: Store, source: Source, progress: Progress | None, *, verify: bool, may_go_back: bool = True
     ) -> None:
-        """With `may_go_back` what comes is the newest there is, so what the store has beyond it was deleted there."""
+        """With `may_go_back` what comes is the newest there is, so what the store has beyond it was deleted there.
+
+        Without it a file comes. It may have been written from this very store, and what was deleted since comes back.
+        """
         self.store = store
         self._source = source
         self._progress = progress
         self._verify = verify
         self._may_go_back = may_go_back
         self.report = CopyReport()
+        self._taken_names: list[str] = []
+        self._kept_names: list[str] = []
 
     async def take_all(self) -> CopyReport:
         """Take over all that the source gives."""
         async with aclosing(self._source.passes()) as passes:
             async for coming in passes:
                 coming.is_finished = await self._take(coming)
-        return self.report
+        return replace(self.report, thread_ids=tuple(self._taken_names), kept_ids=tuple(self._kept_names))
 
     async def _take(self, coming: Pass) -> bool:
         """Take over a family; return False if that takes another pass."""
         before = self.report.checkpoints
         family = coming.family
-        there = await self._there(family)
-        # A copy follows its source wherever it goes; a file may be older than what was copied since.
+        raws = await self._raws(family)
+        # A copy follows its source wherever it goes; a file may be older than what was written here since.
+        if not self._may_go_back:
+            family = _without_originals(family, raws)
+        there = await self._there(family, raws)
         if not self._may_go_back:
             _check_not_older(family, there)
         arrival = _Arrival(self, family, there)
@@ -65,6 +76,7 @@ class Target:
             return False
         sent = self.report.checkpoints - before
         self.count(threads=len(family.raws), skipped=max(0, len(finished.entries) - sent))
+        self._note_names(coming.family, family)
         if self._verify:
             await self._compare(family, finished)
         self.tell()
@@ -72,12 +84,20 @@ class Target:
 
     # -- what the store has
 
-    async def _there(self, family: Family) -> _There:
-        """Return what the store has of the family; InvalidInput if that is something else."""
+    async def _raws(self, family: Family) -> dict[str, RawThread]:
+        """Return the threads that the store has under the names of the family's."""
         raws: dict[str, RawThread] = {}
         for name in family.raws:
             raw = await self.store.raw(name)
             if raw is not None:
+                raws[name] = raw
+        return raws
+
+    async def _there(self, family: Family, found: Mapping[str, RawThread]) -> _There:
+        """Return what the store has of the family; InvalidInput if that is something else."""
+        raws: dict[str, RawThread] = {}
+        for name, raw in found.items():
+            if name in family.raws:
                 raws[name] = _among(raw, family.raws)
         # The first copy: any thread will do as the anchor.
         if not raws:
@@ -117,6 +137,15 @@ class Target:
     def count(self, **more: int) -> None:
         """Add to the report."""
         self.report = counted(self.report, **more)
+
+    def _note_names(self, coming: Family, taken: Family) -> None:
+        """Note which threads of a family were taken over, and which were kept as they were."""
+        for name in coming.raws:
+            names = self._kept_names
+            if name in taken.raws:
+                names = self._taken_names
+            if len(names) < NAMES_MAX:
+                names.append(name)
 
     def tell(self) -> None:
         """Say how far it is, if somebody wants to know."""
@@ -225,6 +254,9 @@ class _Arrival:
         """Objects that only threads need: they come with the first of them."""
 
     def wants(self, entry: Entry) -> bool:
+        # The store keeps its own of this thread, but what comes later may need objects that come with this checkpoint.
+        if self._is_of_kept_thread(entry.key):
+            return True
         found = self._there.entries.get(entry.key)
         return found is None or found.digest != entry.digest or self._is_renumbered(entry)
 
@@ -233,6 +265,9 @@ class _Arrival:
             return []
         # Begun earlier: ask.
         return await self._target.store.fetch(self._there.raws[self._there.anchor].family, asked, below=False)
+
+    def _is_of_kept_thread(self, key: Key) -> bool:
+        return key.thread_id not in self._family.raws
 
     def _is_renumbered(self, entry: Entry) -> bool:
         found = self._there.entries.get(entry.key)
@@ -305,17 +340,21 @@ class _Arrival:
         now: list[Stored] = []
         late: list[Stored] = []
         for stored in group.checkpoints:
+            if self._is_of_kept_thread(stored.record.key):
+                continue
             if self._is_renumbered(entry_of(stored)):
                 late.append(stored)
             else:
                 now.append(renumber.stored(stored, self._there.numbers))
-        if late:
-            self._late.append(Group(late, _needed(late, group.objects)))
         objects = group.objects
-        # These are for threads.
-        if not group.checkpoints:
-            objects = self._released(objects)
+        if late and now:
+            self._late.append(Group(late, _needed(late, objects)))
         # If all checkpoints of the group are late, so are its objects.
+        elif late:
+            self._late.append(Group(late, objects))
+        # These are for threads, or for checkpoints that come later.
+        elif not now:
+            objects = self._released(await families.lacking(objects, self))
         has_objects_for_now = bool(objects) and not late
         if not now and not has_objects_for_now:
             return False
@@ -422,6 +461,22 @@ def _needed(checkpoints: Sequence[Stored], objects: Sequence[Object]) -> list[Ob
 
 def _size_bytes(held: Iterable[Object | Record]) -> int:
     return sum(len(each.children) + len(each.body) for each in held)
+
+
+def _without_originals(family: Family, found: Mapping[str, RawThread]) -> Family:
+    """Return a family without the threads that were not copied here, but written here: it was read from this store.
+
+    They stay as they are, and the others, which were deleted here, come back as a family of their own.
+    """
+    raws = dict(family.raws)
+    for name, raw in found.items():
+        if raw.identity == family.identity:
+            del raws[name]
+    # Nothing was deleted, so the file can only mean to take back what was done since.
+    if not raws:
+        raise _not_a_copy(next(iter(family.raws)))
+    entries = [entry for entry in family.entries if entry.key.thread_id in raws]
+    return family._replace(raws=raws, entries=entries)
 
 
 def _expected(family: Family, entries: Mapping[Key, Entry], numbers: Numbers) -> dict[str, RawThread]:

@@ -358,5 +358,6 @@ SCHEMAS: dict[str, Schema] = {
         skipped=COUNT,
         verified=COUNT,
         thread_ids=_list(TEXT),
+        kept_ids=_list(TEXT),
     ),
 }

@@ -113,6 +113,9 @@ def _show_copied(common: Common, report: Any) -> None:
         f"{text.describe_count(report.threads, 'thread')}: {text.describe_count(report.checkpoints, 'checkpoint')} "
         f"brought in, {report.skipped:,} were there already"
     )
+    if report.kept_ids:
+        # They belong to what came, so somebody may wonder why they are as before.
+        common.output.note(f"left as they are in the store: {', '.join(map(text.clean, report.kept_ids))}")
 
 
 COMMANDS: dict[str, click.Command] = {

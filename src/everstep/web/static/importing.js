@@ -34,6 +34,7 @@ function Outcome({ report }) {
       ${names.slice(0, SHOWN).map((name) => html`<li key=${name}><${Icon} name="right" /><a href=${address({ thread: name })} dir="auto" title=${visible(name)} onClick=${follow(() => (openThread(name), close()))}>${visible(labelOf(name))}</a></li>`)}
       ${more > 0 && html`<li class="faint">and ${plural(more, "more thread", "more threads")}</li>`}
     </ul>
+    ${report.kept_ids.length > 0 && html`<p class="faint">Left as they are in this store: ${report.kept_ids.map((name) => visible(labelOf(name))).join(", ")}.</p>`}
   </div>`;
 }
 
