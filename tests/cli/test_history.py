@@ -41,6 +41,16 @@ def test_a_name_that_two_branches_have_lists_both_and_a_second_one_is_refused(ru
         assert "choose another name" in done.error["message"]
 
 
+@pytest.mark.parametrize("verb", ["undo", "redo"])
+def test_undo_of_a_thread_that_is_not_there_is_another_thing_than_nothing_to_undo(
+    run: Run, own_file: Path, verb: str
+) -> None:
+    unknown = run(verb, "trip-to-osl", "--store", own_file, "--json")
+    assert (unknown.code, unknown.error["code"]) == (3, "checkpoint_not_found")
+    untouched = run(verb, "onboarding-ada", "--store", own_file, "--json")
+    assert (untouched.code, untouched.error["code"]) == (1, "cannot_undo")
+
+
 def test_rewind_says_what_it_did_and_is_undone(run: Run, own_file: Path) -> None:
     plan = run("rewind", "trip-to-oslo#7", "--dry-run", "--store", own_file, "--json").json
     assert plan["left_behind"] == 2

@@ -58,6 +58,48 @@ def test_what_went_wrong_is_told(client: TestClient, place: str, query: dict[str
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("place", ["operations", "verify", "storage", "timing", "branches", "tags"])
+def test_looking_at_a_thread_that_is_not_there(client: TestClient, place: str) -> None:
+    answer = client.get(f"/api/v1/{place}", params={"thread": "trip-to-osl"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "checkpoint_not_found")
+    assert error["similar"][0] == STORY
+
+
+@pytest.mark.parametrize(
+    ("place", "body"),
+    [
+        ("undo", {"thread": "trip-to-osl"}),
+        ("redo", {"thread": "trip-to-osl"}),
+        ("merge", {"source": "trip-to-osl", "into": STORY}),
+        ("merge", {"source": STORY, "into": "trip-to-osl"}),
+        ("collect", {"thread": "trip-to-osl"}),
+        ("delete", {"thread": "trip-to-osl"}),
+    ],
+)
+def test_changing_a_thread_that_is_not_there(client: TestClient, place: str, body: dict[str, str]) -> None:
+    answer = client.post(f"/api/v1/{place}", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "checkpoint_not_found")
+    assert error["similar"][0] == STORY
+
+
+@pytest.mark.parametrize("verb", ["undo", "redo"])
+def test_a_thread_with_nothing_to_undo_is_another_thing(client: TestClient, verb: str) -> None:
+    answer = client.post(f"/api/v1/{verb}", json={"thread": "onboarding-ada"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cannot_undo")
+
+
+def test_a_branch_that_is_all_hidden_is_a_thread(client: TestClient) -> None:
+    """Its log is its own: nothing of it can be seen, and what was done to it can be undone."""
+    made = client.post("/api/v1/fork", json={"ref": STORY, "name": "hidden"}).json()["thread_id"]
+    client.post("/api/v1/rename", json={"thread": made, "name": "unseen"})
+    client.post("/api/v1/undo", json={"thread": STORY})
+    answer = client.post("/api/v1/undo", json={"thread": made})
+    assert answer.status_code == 200, answer.text
+    assert ask(client, "operations", thread=made)["operations"][0]["undone"]
+
+
 def test_a_method_that_is_not_offered(client: TestClient) -> None:
     answer = client.get("/api/v1/undo")
     assert answer.status_code == 405

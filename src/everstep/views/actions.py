@@ -27,7 +27,15 @@ from everstep.views.errors import shown_or_missing
 from everstep.views.json_values import Opaque
 from everstep.views.patches import apply_patch
 from everstep.views.paths import parsed, pointer
-from everstep.views.reading import Ref, Values, repository_of, root_values, stored_of, values_of
+from everstep.views.reading import (
+    Ref,
+    Values,
+    repository_of,
+    require_thread,
+    root_values,
+    stored_of,
+    values_of,
+)
 from everstep.views.texts import branch_of, one_line
 
 if TYPE_CHECKING:
@@ -287,6 +295,8 @@ async def merge(
     `resolve` is "ours", "theirs", or a mapping of path to a decision: `{"take": "ours" | "theirs" | "base" | "both"}`
     ("both" of two lists), `{"value": ...}` or `{"remove": true}`.
     """
+    for name in (source, into):
+        await require_thread(engine, name)
     given = resolve
     if isinstance(resolve, Mapping):
         plan = await _plan(engine, source, into, graph)

@@ -11,7 +11,8 @@ from everstep.history.adapter import adapter_of, is_own
 from everstep.history.merge_base import shown_root
 from everstep.reports import Reference
 from everstep.repository.repository import Repository
-from everstep.stores.protocol import Key, Loaded, Store, Stored, Write
+from everstep.runtime import checks
+from everstep.stores.protocol import Key, Loaded, Query, Store, Stored, Write
 from everstep.values import codec, tree
 from everstep.values.registry import Registered
 from everstep.values.walk import Need, Root, Walker, together
@@ -101,6 +102,18 @@ async def readable(store: Store, keys: Sequence[Key], *, writes: bool = False) -
     first = await readable(store, keys[:middle], writes=writes)
     second = await readable(store, keys[middle:], writes=writes)
     return Readable({**first.loaded, **second.loaded}, {**first.damage, **second.damage})
+
+
+async def require_thread(engine: CheckpointEngine, thread_id: str) -> None:
+    """Raise CheckpointNotFound if there is no such thread. One that is all hidden, or damaged, is one nevertheless."""
+    query = Query(thread_id=checks.thread_id(thread_id), namespace=None, hidden="also")
+    try:
+        count = await repository_of(engine).store.count(query)
+    except CheckpointCorrupted:
+        return
+    if not count:
+        # This says what may have been meant.
+        await engine.resolve("@", thread_id=thread_id)
 
 
 async def head_of(store: Store, thread_id: str, namespace: str = "") -> Stored | None:

@@ -32,6 +32,7 @@ from everstep.views import (
     timing,
     transcript,
 )
+from everstep.views.reading import require_thread
 from everstep.web.parameters import Flag, Json, Many, Parameter, Text, Whole
 from everstep.web.service import IMPORT_BYTES_MAX, Service
 
@@ -193,6 +194,8 @@ async def _blame(service: Service, values: Values) -> dict[str, Any]:
 
 
 async def _operations(service: Service, values: Values) -> dict[str, Any]:
+    # An unknown thread is an error, and no empty list.
+    await require_thread(service.engine, values["thread"])
     return await operations.log(service.engine, values["thread"], limit=values["limit"])
 
 
@@ -221,6 +224,9 @@ async def _storage(service: Service, values: Values) -> dict[str, Any]:
 
 
 async def _verify(service: Service, values: Values) -> dict[str, Any]:
+    # Whoever mistypes a name must not be told that all is well.
+    if values["thread"] is not None:
+        await require_thread(service.engine, values["thread"])
     report = await service.engine.verify(values["thread"])
     return {
         "ok": report.ok,
@@ -273,10 +279,12 @@ async def _rewind(service: Service, values: Values) -> dict[str, Any]:
 
 
 async def _undo(service: Service, values: Values) -> dict[str, Any]:
+    await require_thread(service.engine, values["thread"])
     return {"operation": operations.shown(await service.engine.undo(values["thread"]))}
 
 
 async def _redo(service: Service, values: Values) -> dict[str, Any]:
+    await require_thread(service.engine, values["thread"])
     return {"operation": operations.shown(await service.engine.redo(values["thread"]))}
 
 
@@ -354,6 +362,8 @@ async def _signal(service: Service, values: Values) -> dict[str, Any]:
 
 
 async def _collect(service: Service, values: Values) -> dict[str, Any]:
+    if values["thread"] is not None:
+        await require_thread(service.engine, values["thread"])
     report = await service.collect(
         values["thread"], policy=values["policy"], param=values["param"], dry_run=values["dry_run"]
     )
