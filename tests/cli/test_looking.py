@@ -20,7 +20,7 @@ from everstep.cli.commands.looking import _STATUSES
 from everstep.views import runs, threads
 from tests.cli import schemas
 from tests.cli.conftest import Run, start_process
-from tests.cli.terminals import start_on_terminal
+from tests.cli.terminals import Seen, start_on_terminal
 from tests.tools.damage import damage_checkpoint
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe\u2066 \x9b2J\u200f end\nnext"
@@ -71,7 +71,7 @@ def test_log_shows_what_can_be_read_around_a_damaged_step(run: Run, own_file: Pa
     plain = run("log", "trip-to-oslo", "--store", own_file)
     assert plain.out.splitlines()[0].startswith("?\t")
     assert "Cannot be read: " in plain.out
-    assert "everstep verify 'trip-to-oslo'" in plain.err
+    assert "everstep verify trip-to-oslo" in plain.err
 
     drawn = run("log", "trip-to-oslo", "--graph", "--store", own_file)
     assert drawn.code == 0
@@ -161,9 +161,48 @@ def test_hints_can_be_typed_as_they_are(own_file: Path) -> None:
     for words in (["threads"], ["rewind", "@~1"], ["undo"], ["tag", "@", "two words"]):
         seen = start_on_terminal(*words, "--no-pager", "--store", own_file)
         assert seen.code == 0
-        (hint,) = [line for line in seen.screen.splitlines() if "hint: everstep" in line]
-        hints.append(shlex.split(click.unstyle(hint).partition("everstep ")[2]))
+        hints.append(shlex.split(_hint_of(seen)))
     assert hints == [["log", thread], ["undo", thread], ["redo", thread], ["show", f"{thread}@two words"]]
+
+
+def test_hints_about_a_name_that_looks_like_an_option_can_be_typed_too(own_file: Path) -> None:
+    """This one would be all threads."""
+    surroundings = {"EVERSTEP_STORE": str(own_file), "EVERSTEP_PAGER": "cat"}
+    with everstep.open(own_file).sync as engine:
+        for _ in range(2):
+            engine.append("--all", [], {})
+        branch = engine.branch(engine.append("--all", [], {}), "cheap")
+        engine.append(branch, [], {"n": 1})
+    done = (
+        ["threads", "--", "--all"],
+        ["rewind", "--", "--all~1"],
+        ["undo", "--", "--all"],
+        ["redo", "--", "--all"],
+        ["tag", "--", "--all", "-good"],
+        ["tag", "--delete", "--", "--all", "-good"],
+        ["note", "--", "--all", "-fine"],
+        ["pin", "--", "--all"],
+        ["fork", "-b", "-dear", "--", "--all"],
+        ["merge", "--into", "--all", "--", branch],
+        ["branch", "rename", "--", branch, "-cheaper"],
+    )
+    for words in done:
+        seen = start_on_terminal(*words, environment=surroundings)
+        assert seen.code == 0, (words, seen.screen)
+        hint = _hint_of(seen)
+        assert " -- " in hint, (words, hint)
+        # What is typed next is what the hint says, up to where it goes on in plain words.
+        typed = shlex.split(hint.removesuffix(" takes it back"))
+        told = start_process(*typed, env=surroundings)
+        assert told.code == 0, (words, hint, told.err)
+    listed = start_process("branch", "--", "--all", env=surroundings)
+    assert "--all" in listed.out
+
+
+def _hint_of(seen: Seen) -> str:
+    """Return the command that a hint names, without its first word."""
+    (hint,) = [line for line in seen.screen.splitlines() if "hint: everstep" in line]
+    return click.unstyle(hint).partition("everstep ")[2]
 
 
 def test_only_the_lanes_of_a_graph_are_painted(demo_file: Path) -> None:

@@ -45,7 +45,9 @@ def test_what_may_help_is_said() -> None:
     close = raised.CheckpointNotFound("trp", None, reason="no thread 'trp'", similar=["trip"])
     assert errors.as_json(close)["error"]["hint"] == "Did you mean 'trip'?"
     damaged = raised.CheckpointCorrupted("bits", thread_id="t")
-    assert "everstep verify 't'" in errors.hint(damaged)
+    assert errors.hint(damaged).startswith("everstep verify t tells")
+    odd = raised.CheckpointCorrupted("bits", thread_id="--all mine")
+    assert errors.hint(odd).startswith("everstep verify -- '--all mine' tells")
     ugly = errors.as_json(raised.InvalidInput("a\x1b[31mb\x00\u202e"))["error"]["message"]
     assert ugly == "ab"
 

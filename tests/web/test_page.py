@@ -23,7 +23,7 @@ from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-unt
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Response, Route, expect, sync_playwright
 
 import everstep
-from everstep import SnapshotConfig
+from everstep import Checkpoint, CheckpointMetadata, SnapshotConfig
 from everstep.engine import SyncEngine
 from tests.tools.damage import damage_checkpoint
 from tests.web import browser as browsers
@@ -241,7 +241,7 @@ def test_a_damaged_checkpoint_is_a_row_that_says_so_among_the_others(path: Path,
         row.click()
         detail = page.locator(".detail")
         expect(detail.get_by_role("alert")).to_contain_text("Cannot be read")
-        expect(detail.get_by_role("alert")).to_contain_text(f"everstep verify '{STORY}'")
+        expect(detail.get_by_role("alert")).to_contain_text(f"everstep verify {STORY}")
         expect(detail.get_by_role("button")).to_have_count(0)
         for key in "frep":
             page.keyboard.press(key)
@@ -978,6 +978,75 @@ def test_a_checkpoint_is_copied_as_a_command_and_a_program_that_find_it(own: str
     assert "Lighthouse" in _run_in_python(f"{program}\nprint(checkpoint.state)")
     assert "Merge scenic" in _run_in_shell(request)
     expect(window.locator(".hint")).to_have_count(0)
+
+
+def test_commands_about_names_that_look_like_options_do_what_the_page_does(tmp_path: Path, visit: Visit) -> None:
+    """Without `--` in front of such a name the command would do something else: this one means all threads."""
+    path = tmp_path / "odd.db"
+    with everstep.open(path, SnapshotConfig(gc_policy="keep_all")).sync as engine:
+        for number, name in enumerate(("first", "second", "third")):
+            metadata = CheckpointMetadata("--all", name, number, summary=f"the {name} one")
+            engine.checkpointer.put(Checkpoint(metadata))
+        branch = engine.branch("second", "dear", thread_id="--all")
+        engine.append(branch, [], {"from the branch": True})
+        engine.append("other", [{"role": "user", "content": "stays"}])
+    with served(path) as address:
+        page = visit(f"{address}/t/--all/c/second")
+        expect(page.locator(".detail h2")).to_contain_text("the second one")
+        expect(page.get_by_role("button", name="Fork from here")).to_be_visible()  # it is known that it may write
+
+        def command_in(window: str, opener: str, **fields: str) -> str:
+            page.keyboard.press(opener)
+            dialog = page.get_by_role("dialog", name=window)
+            for label, text in fields.items():
+                dialog.get_by_label(label.replace("_", " ")).fill(text)
+            told = dialog.locator("code").filter(has_text="everstep --store").first
+            expect(told).to_contain_text(" -- ")
+            command = told.text_content() or ""
+            page.keyboard.press("Escape")
+            page.keyboard.press("Escape")  # out of the field, then out of the window
+            expect(page.get_by_role("dialog")).to_have_count(0)
+            return command
+
+        show = command_in("#1 as", "y")
+        time = command_in("Time", "Shift+T")
+        tag = command_in("Tags", "t", A_new_tag="-good")
+        note = command_in("Note", "n", The_note="-fine")
+        fork = command_in("Fork", "f", Name_of_the_branch="-cheap")
+        rewind = command_in("Rewind", "r")
+        merge = command_in("Merge", "Shift+M")
+        undo = command_in("Operations", "o")
+        page.get_by_role("button", name="More about this thread").click()
+        page.get_by_role("button", name="Delete for good").click()
+        remove = page.get_by_role("dialog").locator("code").text_content() or ""
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="More about this thread").click()
+        page.get_by_role("button", name="Storage of this thread").click()
+        retention = page.get_by_role("dialog").locator(".as-code code").text_content() or ""
+        page.goto(f"{address}/t/{branch}")
+        page.get_by_role("button", name="More about this thread").click()
+        page.get_by_role("button", name="Rename or archive").click()
+        page.get_by_role("dialog").get_by_label("Name").fill("-cheaper")
+        rename = page.get_by_role("dialog").locator("code").last.text_content() or ""
+        page.close()
+
+    assert "the second one" in _run_in_shell(show)
+    assert "the third one" in _run_in_shell(time)
+    for command in (tag, note, fork, rename, merge, rewind, undo):
+        _run_in_shell(command)
+    with everstep.open(path).sync as engine:
+        kinds = [operation.kind for operation in engine.operations("--all")]
+        assert kinds == ["rewind", "merge", "branch", "note", "tag", "branch"]
+        assert engine.operations("--all")[0].undone
+        assert engine.resolve("--all@-good").checkpoint_id == "second"
+        assert engine.operations("--all")[3].details["note"] == "-fine"
+        assert engine.resolve("--all@-cheaper").thread_id == branch
+        assert engine.resolve("--all@-cheap").step == 0
+    assert _run_in_shell(retention.replace(" apply ", " plan ")).startswith("1 thread looked at")
+    _run_in_shell(remove.replace(" rm ", " rm --yes "))
+    with everstep.open(path).sync as engine:
+        assert engine.get_latest("--all") is None
+        assert engine.get_latest("other") is not None
 
 
 def test_a_store_that_only_its_server_reaches_says_so_beside_what_is_copied(visit: Visit) -> None:

@@ -57,6 +57,9 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that was named; one that is not there is an error that guesses what was meant."""
         name = args[0]
+        # It stands behind `--`, so it is the name of something that the verb is about.
+        if self._verb and name.startswith("-"):
+            return super().resolve_command(ctx, [self._verb, "--", *args])
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             close = difflib.get_close_matches(name, self.list_commands(ctx), 2)
             if self._verb and not close:

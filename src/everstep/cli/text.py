@@ -11,6 +11,8 @@ import shlex
 from datetime import UTC, datetime
 from typing import Any
 
+from everstep.views import commands
+
 # Controls, what breaks or turns lines, marks of direction, and characters that have no width or are not assigned.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb]+"
@@ -29,6 +31,11 @@ def clean(value: object) -> str:
 def as_argument(value: object) -> str:
     """Return a text as it is written in a shell, as part of a command that is shown."""
     return shlex.quote(clean(value))
+
+
+def as_command(words: str, *arguments: object) -> str:
+    """Return a command with its arguments as it is written in a shell: see `commands`."""
+    return commands.as_command(words, *map(clean, arguments))
 
 
 def clean_lines(value: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -12,6 +11,7 @@ from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Loaded, Query, Stored
 from everstep.views import rows
 from everstep.views.changes import ref_of
+from everstep.views.commands import as_command
 from everstep.views.differences import changed_since_parent
 from everstep.views.history import look
 from everstep.views.json_values import to_json
@@ -184,6 +184,6 @@ def _copies(key: Key) -> dict[str, str]:
     return {
         "ref": ref,
         "python": f"await engine.get({key.checkpoint_id!r}, thread_id={key.thread_id!r}{namespace})",
-        "cli": f"everstep show {shlex.quote(ref)}",
+        "cli": as_command("show", ref),
         "curl": f'curl -s "{address}"',
     }

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from everstep import errors
 from everstep.reports import Conflict
 from everstep.types import MISSING
+from everstep.views.commands import as_command
 from everstep.views.json_values import to_json
 from everstep.views.texts import plain_text
 
@@ -96,7 +97,7 @@ def hint(error: BaseException) -> str:
         case errors.CheckpointNotFound(similar=[first, *_]):
             return f"Did you mean {first!r}?"
         case errors.CheckpointNotFound(thread_id=str() as thread):
-            return f"everstep log {thread!r} shows what there is."
+            return f"{as_command('log', plain_text(thread))} shows what there is."
         case errors.CheckpointNotFound():
             return "everstep threads shows what there is."
         case errors.AmbiguousCheckpoint(candidates=[first, *_]):
@@ -106,13 +107,14 @@ def hint(error: BaseException) -> str:
         case errors.MergeConflict():
             return "Choose ours or theirs, or give a value for each path."
         case errors.CheckpointCorrupted(thread_id=str() as thread):
-            return f"everstep verify {thread!r} tells what is damaged; everstep repair saves what is whole."
+            looking = as_command("verify", plain_text(thread))
+            return f"{looking} tells what is damaged; everstep repair saves what is whole."
         case errors.CheckpointCorrupted():
             return "everstep verify tells what is damaged; everstep repair saves what is whole."
         case errors.RunNotFound():
             return "everstep runs shows what there is."
         case errors.NotWaiting(thread_id=thread):
-            return f"everstep run {thread!r} shows what it waits for."
+            return f"{as_command('run', plain_text(thread))} shows what it waits for."
         case errors.HeadMoved():
             return "Somebody else was faster: look again, and decide again."
         case errors.StoreUnavailable():

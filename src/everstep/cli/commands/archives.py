@@ -47,7 +47,7 @@ def export(common: Common, threads: Sequence[str], file: Path, everything: bool)
         f"{file}: {text.describe_count(report.threads, 'thread')}, "
         f"{text.describe_count(report.checkpoints, 'checkpoint')}, {text.describe_bytes(report.bytes)}"
     )
-    common.output.hint(f"everstep import {text.as_argument(file)} --store URL")
+    common.output.hint(text.as_command("import --store URL", file))
 
 
 @command("import")
@@ -87,7 +87,7 @@ def backup(common: Common, folder: Path) -> None:
         f"{folder}: backup {report.number}: {text.describe_count(report.threads, 'thread')} written, "
         f"{report.unchanged:,} unchanged, {text.describe_bytes(report.bytes)}"
     )
-    output.hint(f"everstep restore {text.as_argument(folder)} --store URL --at {report.number}")
+    output.hint(text.as_command(f"restore --store URL --at {report.number}", folder))
 
 
 @command("restore")

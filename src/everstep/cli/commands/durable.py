@@ -64,7 +64,7 @@ def runs(common: Common, status: str | None, limit: int, cursor: str | None) -> 
         output.hint("there are more: raise --limit, or choose a --status")
     waiting = [run["thread_id"] for run in found["runs"] if run["status"] == "waiting"]
     if waiting:
-        output.hint(f"everstep run {text.as_argument(waiting[0])} shows what it waits for")
+        output.hint(f"{text.as_command('run', waiting[0])} shows what it waits for")
 
 
 def _run_row(common: Common, run: Mapping[str, Any]) -> list[str]:
@@ -221,8 +221,9 @@ def _show_rest(common: Common, found: Mapping[str, Any]) -> None:
 def _how_to_answer(thread: str, wait: Mapping[str, Any], count: int) -> str:
     key = f" --key {text.as_argument(wait['key'])}" if count > 1 else ""
     if wait["effect"] is not None:
-        return f"everstep answer {text.as_argument(thread)}{key} --happened RESULT, or --did-not-happen"
-    return f"everstep answer {text.as_argument(thread)} VALUE{key}"
+        happened = text.as_command(f"answer{key} --happened RESULT", thread)
+        return f"{happened}, or --did-not-happen"
+    return text.as_command(f"answer{key}", thread, "VALUE")
 
 
 # -- answers and events

@@ -55,7 +55,7 @@ def rewind(common: Common, ref: str, keep_later: bool, dry_run: bool) -> None:
     state = "kept in the history" if keep_later else "hidden, nothing is deleted"
     output.line(f"{text.clean(meant.thread_id)} {verb} at step {meant.step}; {steps} {state}")
     if not dry_run:
-        output.hint(f"everstep undo {text.as_argument(meant.thread_id)}")
+        output.hint(text.as_command("undo", meant.thread_id))
 
 
 @command("undo")
@@ -89,7 +89,7 @@ def _undo_or_redo(common: Common, thread: str | None, verb: str) -> None:
         common.output.document({"thread_id": name, verb: operations.shown(operation)})
         return
     common.output.line(f"{text.clean(name)}: {word}: {operation.kind} of {text.describe_age(operation.created_at)}")
-    common.output.hint(f"everstep {other} {text.as_argument(name)}")
+    common.output.hint(text.as_command(other, name))
 
 
 @command("ops")
@@ -151,7 +151,7 @@ def fork(
         output.document(made)
         return
     output.line(text.clean(made["thread_id"]))
-    output.hint(f"everstep diff {text.as_argument(ref)} {text.as_argument(made['thread_id'])}")
+    output.hint(text.as_command("diff", ref, made["thread_id"]))
 
 
 # -- merging
@@ -193,7 +193,7 @@ def merge(
     if plan["resolved"]:
         done_text += f", {text.describe_count(plan['resolved'], 'conflict')} resolved"
     common.output.line(f"{text.clean(source)} is merged into {text.clean(target)}: {done_text}")
-    common.output.hint(f"everstep undo {text.as_argument(target)} takes it back")
+    common.output.hint(f"{text.as_command('undo', target)} takes it back")
     return 0
 
 

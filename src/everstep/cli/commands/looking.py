@@ -82,7 +82,7 @@ def threads(
     elif found.get("cursor"):
         output.hint("there are more: raise --limit, or narrow it down with a word")
     if rows:
-        output.hint(f"everstep log {text.as_argument(found['threads'][0]['thread_id'])}")
+        output.hint(text.as_command("log", found["threads"][0]["thread_id"]))
 
 
 def _names_of(threads: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -100,9 +100,8 @@ def _show_branch(common: Common, told: Mapping[str, Any], what: str) -> None:
     if common.output.is_json:
         common.output.document({name: told[name] for name in ("thread_id", "name", "archived")})
         return
-    thread = text.clean(told["thread_id"])
-    common.output.line(f"{thread} {what}")
-    common.output.hint(f"everstep undo {thread}")
+    common.output.line(f"{text.clean(told['thread_id'])} {what}")
+    common.output.hint(text.as_command("undo", told["thread_id"]))
 
 
 @branch.command("delete")
@@ -161,9 +160,9 @@ def _tag(common: Common, ref: str, tag: str, *, is_given: bool) -> None:
     word = "has the tag" if is_given else "has no longer the tag"
     output.line(f"{thread}#{meant.step} {word} {text.clean(tag)}")
     if is_given:
-        output.hint(f"everstep show {text.as_argument(f'{meant.thread_id}@{tag}')}")
+        output.hint(text.as_command("show", f"{meant.thread_id}@{tag}"))
     else:
-        output.hint(f"everstep undo {text.as_argument(meant.thread_id)}")
+        output.hint(text.as_command("undo", meant.thread_id))
 
 
 def _list_tags(common: Common, thread: str | None) -> None:
@@ -203,9 +202,8 @@ def note(common: Common, ref: str, note: str | None, delete: bool) -> None:
         for line in text.clean_lines(found["note"] or "nothing is noted"):
             output.line(line)
     else:
-        thread = text.clean(meant.thread_id)
-        output.line(f"{thread}#{meant.step} has {'a' if found['note'] else 'no'} note")
-        output.hint(f"everstep undo {thread}")
+        output.line(f"{text.clean(meant.thread_id)}#{meant.step} has {'a' if found['note'] else 'no'} note")
+        output.hint(text.as_command("undo", meant.thread_id))
 
 
 @command("pin")
@@ -235,7 +233,7 @@ def _pin(common: Common, ref: str, *, pinned: bool) -> None:
         return
     word = "pinned" if pinned else "not pinned any more"
     common.output.line(f"{text.clean(meant.thread_id)}#{meant.step} is {word}")
-    common.output.hint(f"everstep undo {text.as_argument(meant.thread_id)}")
+    common.output.hint(text.as_command("undo", meant.thread_id))
 
 
 COMMANDS: dict[str, click.Command] = {"branch": branch, "tag": tag, "note": note, "pin": pin, "unpin": unpin}

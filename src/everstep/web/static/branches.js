@@ -1,6 +1,6 @@
 // The branches of a family: open one, compare two, give one another name, put one away.
 import { html, useState } from "./vendor/ui.js";
-import { python, quoteShell, visible } from "./format.js";
+import { python, visible } from "./format.js";
 import { TAKEN, address, archive, branchCalled, canWrite, dialog, family, follow, go, labelOf, openThread, rename, route, rows } from "./model.js";
 import { AsCode, everstep, inPython } from "./code.js";
 import { Ago, Chip, Dialog, IconButton, Loading } from "./parts.js";
@@ -57,13 +57,13 @@ export function Branch({ thread }) {
     else setBusy(false);
   };
   const renaming = {
-    command: everstep(`branch rename ${quoteShell(thread)} ${quoteShell(wanted) || "''"}`),
+    command: everstep("branch rename", thread, wanted),
     python: inPython(`engine.rename_branch(${python(thread)}, ${python(wanted)})`),
     path: "rename",
     body: { thread, name: wanted },
   };
   const archiving = {
-    command: everstep(`branch ${isArchived ? "unarchive" : "archive"} ${quoteShell(thread)}`),
+    command: everstep(isArchived ? "branch unarchive" : "branch archive", thread),
     python: inPython(`engine.${isArchived ? "unarchive" : "archive"}_branch(${python(thread)})`),
     path: "archive",
     body: { thread, archived: !isArchived },

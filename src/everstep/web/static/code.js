@@ -7,8 +7,12 @@ import { CopyButton, Segments } from "./parts.js";
 // What others need to reach the store of this page. Until it is known nothing can be pasted anyway.
 const reach = () => info.value?.reach ?? { command: "everstep", python: null, options: "", note: null };
 
-// A command, which names the store.
-export const everstep = (words) => `${reach().command} ${words}`;
+// A command, which names the store: `words` are its name with its options, `names` what it is about. A name that begins
+// with - would be taken for an option, so -- says before it that no more of them follow.
+export function everstep(words, ...names) {
+  const end = names.some((name) => name.startsWith("-")) ? ["--"] : [];
+  return [reach().command, words, ...end, ...names.map(quoteShell)].join(" ");
+}
 
 const KEEP_ALL = 'everstep.SnapshotConfig(gc_policy="keep_all")'; // as the page does it: nothing goes by the way
 

@@ -1,7 +1,7 @@
 // The windows over the page: rewind, copy as, operations, tags, notes, keys.
 import { html, useEffect, useRef, useState } from "./vendor/ui.js";
 import { get } from "./api.js";
-import { clock, oneLine, plural, python, quoteShell, visible, whole } from "./format.js";
+import { clock, oneLine, plural, python, visible, whole } from "./format.js";
 import { address, canWrite, describe, dialog, family, labelOf, note, pin, redo, remove, rewindTo, route, rows, tag, undo } from "./model.js";
 import { AsCode, Command, everstep, inPython, ReachNote, shown, TokenNote } from "./code.js";
 import { Chip, Dialog, Empty, Icon, Key, Loading, Trouble } from "./parts.js";
@@ -57,7 +57,7 @@ function Rewind({ data }) {
         ${number > 6 && html`<li class="faint">and ${plural(number - Math.min(6, list.length), "more", "more")}</li>`}
       </ul>`}`}
     <${AsCode}
-      command=${everstep(`rewind ${quoteShell(data.copy.ref)}`)}
+      command=${everstep("rewind", data.copy.ref)}
       python=${inPython(`engine.rewind(${python(data.id)}, thread_id=${python(data.thread_id)})`)}
       path="rewind"
       body=${{ ref: data.ref }}
@@ -117,7 +117,7 @@ function Operations({ thread }) {
       )}
     </ol>
     <${AsCode}
-      command=${everstep(`undo ${quoteShell(thread)}`)}
+      command=${everstep("undo", thread)}
       python=${inPython(`engine.undo(${python(thread)})`)}
       path="undo"
       body=${{ thread }}
@@ -157,7 +157,7 @@ function Tags({ data }) {
         <button type="button" class="small" aria-label=${`Take the tag ${old} away`} onClick=${() => take(old)}>Take away</button></li>`)}
     </ul>`}
     <${AsCode}
-      command=${everstep(`tag ${quoteShell(data.copy.ref)} ${quoteShell(name.trim() || "NAME")}`)}
+      command=${everstep("tag", data.copy.ref, name.trim() || "NAME")}
       python=${inPython(`engine.tag(${python(data.id)}, ${python(name.trim() || "NAME")}, thread_id=${python(data.thread_id)})`)}
       path="tag"
       body=${{ ref: data.ref, tag: name.trim() || "NAME" }}
@@ -192,7 +192,7 @@ function Delete({ thread }) {
         <input ref=${field} type="text" spellcheck="false" autocomplete="off" value=${typed} onInput=${(event) => setTyped(event.target.value)} /></label>
     </form>`}
     <${AsCode}
-      command=${everstep(`rm ${quoteShell(thread)}`)}
+      command=${everstep("rm", thread)}
       python=${inPython(`engine.checkpointer.delete_thread(${python(thread)})`)}
       path="delete"
       body=${{ thread }}
@@ -218,7 +218,7 @@ function Note({ data }) {
     <textarea class="note-text" aria-label="The note" rows="4" maxlength="2000" autofocus value=${text} onInput=${(event) => setText(event.target.value)}></textarea>
     <p class="faint">It is kept beside the checkpoint, in the log of the thread. Undo takes it back.</p>
     <${AsCode}
-      command=${everstep(`note ${quoteShell(data.copy.ref)} ${quoteShell(wanted || "NOTE")}`)}
+      command=${everstep("note", data.copy.ref, wanted || "NOTE")}
       python=${inPython(`engine.note(${python(data.id)}, ${python(wanted || "NOTE")}, thread_id=${python(data.thread_id)})`)}
       path="note"
       body=${{ ref: data.ref, note: wanted || "NOTE" }}

@@ -142,8 +142,8 @@ export function Fork({ data, withEditor = false }) {
       setBusy(false);
     }
   };
-  const plain = everstep(`fork ${quoteShell(data.copy.ref)} -b ${quoteShell(name.trim() || "NAME")}`);
-  const command = patch.length ? piped(patch, `${plain} --patch -`) : plain;
+  const words = `fork -b ${quoteShell(name.trim() || "NAME")}`;
+  const command = patch.length ? piped(patch, everstep(`${words} --patch -`, data.copy.ref)) : everstep(words, data.copy.ref);
   const program = patch.length
     ? inPython(`actions.fork(engine, ${python(data.copy.ref)}, ${python(body.name)}, patch=${python(patch)})`, { isAsync: true, imports: "from everstep.views import actions\n" })
     : inPython(`engine.branch(${python(data.id)}, ${python(body.name)}, thread_id=${python(data.thread_id)})`);

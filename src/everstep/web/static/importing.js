@@ -10,7 +10,7 @@ const SHOWN = 8; // names of threads; the others are counted
 const close = () => (dialog.value = null);
 
 const commandOf = (name) => ({
-  command: everstep(`import ${quoteShell(name)}`),
+  command: everstep("import", name),
   python: inPython(`everstep.import_threads(${python(name)}, engine)`),
   curl: `${curlTo("import")} -H 'Content-Type: application/octet-stream' --data-binary ${quoteShell(`@${name}`)}`,
 });

@@ -100,7 +100,8 @@ export function Merge({ source: given = null }) {
     return [conflict.path, choice.kind === "edit" ? { value: decided(conflict, choice) } : { take: choice.kind }];
   }));
   const values = Object.fromEntries(settled.map((conflict) => [conflict.path, decided(conflict, choices[conflict.path])]));
-  const command = everstep(`merge ${quoteShell(source)} --into ${quoteShell(into)}`);
+  const words = `merge --into ${quoteShell(into)}`;
+  const command = settled.length ? piped(resolve, everstep(`${words} --resolve -`, source)) : everstep(words, source);
   const body = { source, into, ...(settled.length ? { resolve } : {}) };
   const send = async () => {
     setBusy(true);
@@ -143,7 +144,7 @@ export function Merge({ source: given = null }) {
       <h3 class="section">Outcome <span>against ${visible(labelOf(into))} as it is now</span></h3>
       <div><${ChangeList} found=${outcome} /></div>`}
     <${AsCode}
-      command=${settled.length ? piped(resolve, `${command} --resolve -`) : command}
+      command=${command}
       python=${inPython(`engine.merge_branch(${python(source)}, ${python(into)}${settled.length ? `, resolve=${python(values)}` : ""})`)}
       path="merge"
       body=${body}

@@ -1,7 +1,7 @@
 // What the store holds and takes, and what retention would remove.
 import { html, useEffect, useMemo, useState } from "./vendor/ui.js";
 import { get, post } from "./api.js";
-import { bytes, count, plural, python, quoteShell, visible } from "./format.js";
+import { bytes, count, plural, python, visible } from "./format.js";
 import {
   address, canWrite, complain, dialog, family, follow, info, isTooLongToSize, labelOf, leaveSize, loadThreads, openThread, say, sizes, threads, wantSize,
 } from "./model.js";
@@ -78,7 +78,7 @@ export function Sizes({ thread = null }) {
         : "There is nothing to remove."
       : canWrite.value ? "Nothing is removed before you have seen what would go." : "This page removes nothing: it can only tell what would go."}</p>
     <${AsCode}
-      command=${everstep(`retention ${canWrite.value ? "apply" : "plan"}${thread ? ` ${quoteShell(thread)}` : ""} --policy ${policy}${"param" in kept ? ` --keep ${kept.param}` : ""}`)}
+      command=${everstep(`retention ${canWrite.value ? "apply" : "plan"} --policy ${policy}${"param" in kept ? ` --keep ${kept.param}` : ""}`, ...(thread ? [thread] : []))}
       python=${inPython(`engine.collect(${[thread && python(thread), !canWrite.value && "dry_run=True"].filter(Boolean).join(", ")})`, { result: canWrite.value ? "" : "report", config: `everstep.SnapshotConfig(gc_policy=${python(policy)}${"param" in kept ? `, gc_param=${kept.param}` : ""})` })}
       path="collect"
       body=${{ ...asked, dry_run: !canWrite.value }}

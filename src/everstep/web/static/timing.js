@@ -1,7 +1,7 @@
 // The steps of a thread as bars on a time axis: how long each took, and which ran at the same time.
 import { html, useEffect, useState } from "./vendor/ui.js";
 import { get } from "./api.js";
-import { clock, duration, oneLine, plural, quoteShell, whole } from "./format.js";
+import { clock, duration, oneLine, plural, whole } from "./format.js";
 import { address, dialog, follow, select } from "./model.js";
 import { Command, everstep } from "./code.js";
 import { Dialog, Empty, Icon, Loading, Trouble } from "./parts.js";
@@ -53,6 +53,6 @@ export function Timing({ thread }) {
         ${bars.every((bar) => bar.duration_ms == null) && " Nobody noted how long these steps took: they are marks at the time they ended."}
       </p>
       <ol class="time-rows">${bars.map((bar) => html`<${Bar} key=${bar.ref} bar=${bar} cuts=${cuts} />`)}</ol>`}
-    <${Command} text=${everstep(`log ${quoteShell(thread)} --time`)} />
+    <${Command} text=${everstep("log --time", thread)} />
   <//>`;
 }
