@@ -187,7 +187,7 @@ function Delete({ thread }) {
     ${!plan && !error && html`<${Loading} lines=${2} />`}
     ${plan && html`<form id="delete-form" onSubmit=${send}>
       <p><b dir="auto" title=${visible(thread)}>${visible(label)}</b> and its <b>${plural(plan.checkpoints, "checkpoint")}</b>, hidden ones included, go for good: undo does not bring them back. Its branches are threads of their own, and stay.</p>
-      <p class="faint">A branch that is only in the way can be archived. An export keeps a copy: for another store, or for this one when its branches are gone, too.</p>
+      <p class="faint">A branch that is only in the way can be archived. An export keeps a copy, which can be imported again.</p>
       <label class="field"><span>Write <b dir="auto">${visible(label)}</b> if you mean it</span>
         <input ref=${field} type="text" spellcheck="false" autocomplete="off" value=${typed} onInput=${(event) => setTyped(event.target.value)} /></label>
     </form>`}
