@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput
 from everstep.history.labels import NO_LABELS, Labels
+from everstep.repository.around_damage import readable, threads_around
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Loaded, Store, Thread
 from everstep.timeline.branch import branch_name
 from everstep.timeline.labels import said_of
 from everstep.types import TASK_NAMESPACE
-from everstep.views.around_damage import threads_around
-from everstep.views.reading import readable, repository_of
+from everstep.views.reading import repository_of
 from everstep.views.texts import called, called_like, origin_ref
 
 if TYPE_CHECKING:

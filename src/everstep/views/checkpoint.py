@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from everstep.errors import CheckpointCorrupted
+from everstep.repository.around_damage import readable
 from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Loaded, Query, Stored
 from everstep.views import rows
@@ -16,7 +17,7 @@ from everstep.views.differences import changed_since_parent
 from everstep.views.history import look
 from everstep.views.json_values import to_json
 from everstep.views.paths import token_of
-from everstep.views.reading import Ref, Values, head_of, readable, repository_of, stored_of, values_of, written
+from everstep.views.reading import Ref, Values, head_of, repository_of, stored_of, values_of, written
 from everstep.views.texts import as_text, one_line, plain_text
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ from everstep.history.adapter import adapter_of, is_own
 from everstep.history.diff import compare
 from everstep.history.merge_base import root_of_nodes, root_to_show
 from everstep.reports import Difference
+from everstep.repository.around_damage import readable
 from everstep.repository.repository import Repository
 from everstep.stores.protocol import Key, Root, Stored
 from everstep.values import codec, tree
 from everstep.values.walk import Need, together
 from everstep.views.paths import meet, of_filter, parsed
-from everstep.views.reading import CODEC, readable
+from everstep.views.reading import CODEC
 from everstep.views.texts import one_line
 
 _NAMED_MAX = 3

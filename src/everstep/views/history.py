@@ -15,6 +15,7 @@ from everstep.history.ancestry import Ancestry, ancestry_of
 from everstep.history.checkpoint_tree import Segments
 from everstep.history.given_tags import NO_CHANGES
 from everstep.history.labels import NO_LABELS
+from everstep.repository.around_damage import readable
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Loaded, Record, Store, Stored
@@ -24,7 +25,7 @@ from everstep.views import run_steps
 from everstep.views.differences import Changed, changed_since_parent
 from everstep.views.graph import Graph, needed_segments
 from everstep.views.listing import Listing
-from everstep.views.reading import head_of, last_messages, readable, repository_of, written
+from everstep.views.reading import head_of, last_messages, repository_of, written
 from everstep.views.rows import DAMAGED, KINDS, NOTHING, Seen
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from everstep.errors import CheckpointCorrupted
+from everstep.repository.around_damage import readable
 from everstep.runtime import checks
 from everstep.stores.protocol import Query, Store, Stored
 from everstep.views.history import Begin
 from everstep.views.listing import Listing
-from everstep.views.reading import head_of, readable, repository_of
+from everstep.views.reading import head_of, repository_of
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine

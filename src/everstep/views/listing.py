@@ -8,9 +8,9 @@ from collections.abc import Collection
 from typing import Literal
 
 from everstep.errors import CheckpointCorrupted
+from everstep.repository.around_damage import list_around, threads_around
 from everstep.stores.protocol import Key, Newest, Query, Store, Stored
 from everstep.types import TASK_NAMESPACE
-from everstep.views.around_damage import list_around, threads_around
 
 # Of many threads each gives a few rows; with fewer at once there would be a call for nearly every row.
 _CHUNK_MIN = 16

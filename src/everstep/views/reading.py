@@ -12,7 +12,7 @@ from everstep.history.merge_base import shown_root
 from everstep.reports import Reference
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
-from everstep.stores.protocol import Key, Loaded, Query, Store, Stored, Write
+from everstep.stores.protocol import Key, Query, Store, Stored, Write
 from everstep.values import codec, tree
 from everstep.values.registry import Registered
 from everstep.values.walk import Need, Root, Walker, together
@@ -77,31 +77,6 @@ async def stored_by_key(store: Store, keys: Sequence[Key]) -> dict[Key, Stored]:
     if not keys:
         return {}
     return {loaded.stored.record.key: loaded.stored for loaded in await store.read_many(keys)}
-
-
-class Readable(NamedTuple):
-    """What could be read of some checkpoints, and why the others could not."""
-
-    loaded: dict[Key, Loaded]
-    damage: dict[Key, CheckpointCorrupted]
-
-
-async def readable(store: Store, keys: Sequence[Key], *, writes: bool = False) -> Readable:
-    """Return those of these checkpoints that are stored, around those that cannot be read."""
-    if not keys:
-        return Readable({}, {})
-    try:
-        loaded = await store.read_many(keys, writes=writes)
-    except CheckpointCorrupted as exc:
-        if len(keys) == 1:
-            return Readable({}, {keys[0]: exc})
-    else:
-        return Readable({each.stored.record.key: each for each in loaded}, {})
-    # One of them is damaged, and has spoiled the answer about all: halves are tried until it stands alone.
-    middle = len(keys) // 2
-    first = await readable(store, keys[:middle], writes=writes)
-    second = await readable(store, keys[middle:], writes=writes)
-    return Readable({**first.loaded, **second.loaded}, {**first.damage, **second.damage})
 
 
 async def require_thread(engine: CheckpointEngine, thread_id: str) -> None:

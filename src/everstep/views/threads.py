@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history.adapter import described, is_own
 from everstep.history.labels import NO_LABELS, Labels
+from everstep.repository.around_damage import readable
 from everstep.repository.finding import make_search
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
@@ -21,7 +22,7 @@ from everstep.types import TASK_NAMESPACE
 from everstep.views import rows, run_steps
 from everstep.views.history import look_at_pending
 from everstep.views.json_values import to_json
-from everstep.views.reading import last_messages, readable, repository_of
+from everstep.views.reading import last_messages, repository_of
 from everstep.views.rows import DAMAGED
 from everstep.views.scanning import Scan
 from everstep.views.texts import branch_of, called, one_line, origin_ref

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from everstep.errors import CheckpointCorrupted
 from everstep.stores.newest import descent
-from everstep.stores.protocol import Key, Query, Record, Search, Store, Stored
+from everstep.stores.protocol import Key, Loaded, Query, Record, Search, Store, Stored
 
 # More than any store has given.
 _SEQ_MAX = 1 << 62
@@ -146,6 +146,34 @@ async def _is_one(store: Store, query: Query) -> bool:
         return await store.count(replace(query, limit=None)) == 1
     except CheckpointCorrupted:
         return False
+
+
+# -- some of them, by name
+
+
+class Readable(NamedTuple):
+    """What could be read of some checkpoints, and why the others could not."""
+
+    loaded: dict[Key, Loaded]
+    damage: dict[Key, CheckpointCorrupted]
+
+
+async def readable(store: Store, keys: Sequence[Key], *, writes: bool = False) -> Readable:
+    """Return those of these checkpoints that are stored, around those that cannot be read."""
+    if not keys:
+        return Readable({}, {})
+    try:
+        loaded = await store.read_many(keys, writes=writes)
+    except CheckpointCorrupted as exc:
+        if len(keys) == 1:
+            return Readable({}, {keys[0]: exc})
+    else:
+        return Readable({each.stored.record.key: each for each in loaded}, {})
+    # One of them is damaged, and has spoiled the answer about all: halves are tried until it stands alone.
+    middle = len(keys) // 2
+    first = await readable(store, keys[:middle], writes=writes)
+    second = await readable(store, keys[middle:], writes=writes)
+    return Readable({**first.loaded, **second.loaded}, {**first.damage, **second.damage})
 
 
 # -- who is there
