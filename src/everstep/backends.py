@@ -213,7 +213,7 @@ class StoreBackend(CheckpointBackend, Closing):
     @public_call("backend.sizes", has_deadline=False)
     async def sizes(self, thread_id: str | None = None) -> Sizes:
         """Return what a thread takes, or (None) all of them. It reads all that they are made of."""
-        from everstep.repository.finding import sizes_of_all, sizes_of_thread
+        from everstep.repository.sizes import sizes_of_all, sizes_of_thread
 
         if thread_id is None:
             return await sizes_of_all(self.store)

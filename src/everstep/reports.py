@@ -176,7 +176,7 @@ class Sizes:
 
     threads: int = 0
     checkpoints: int = 0
-    """Hidden ones included."""
+    """Hidden ones included, and those that cannot be read."""
     record_bytes: int = 0
     """Of the checkpoints themselves: metadata, and the roots of their values."""
     exclusive_bytes: int = 0
@@ -185,6 +185,9 @@ class Sizes:
     """Of the pieces that other threads of the family need too: branches, and what they came from."""
     write_bytes: int = 0
     """Of pending writes, without the pieces of their values."""
+    left_out: int = 0
+    """What could not be read, of the threads or of their relatives, and is not in here: checkpoints, pieces of values,
+    and threads that nobody can tell all of."""
 
     @property
     def total_bytes(self) -> int:

@@ -139,7 +139,10 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     ),
     "get": ANY,
     "diff": {**COMPARED, "required": [*COMPARED["required"], "schema"]},
-    "blame": document(thread_id=TEXT, path=TEXT, changes=listed(ROW), looked_at=COUNT, cursor=maybe(TEXT)),
+    "blame": document(
+        thread_id=TEXT, path=TEXT, changes=listed(ROW), left_out=listed(fields(id=TEXT, reason=TEXT)),
+        damage=DAMAGE, looked_at=COUNT, cursor=maybe(TEXT),
+    ),
     "rewind": document(thread_id=TEXT, id=TEXT, step=COUNT, left_behind=COUNT, later=TEXT, dry_run=FLAG),
     "fork": document(thread_id=TEXT, id=TEXT, ref=TEXT, step=COUNT),
     "merge": document(
@@ -151,6 +154,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "stats": document(
         thread_id=maybe(TEXT), threads=COUNT, checkpoints=COUNT, total_bytes=COUNT, full_bytes=COUNT,
         ratio=maybe({"type": "number"}), record_bytes=COUNT, exclusive_bytes=COUNT, shared_bytes=COUNT,
+        left_out=COUNT, damage=DAMAGE,
     ),
     "export": document(file=TEXT, threads=COUNT, checkpoints=COUNT, objects=COUNT, bytes=COUNT),
     "backup": document(folder=TEXT, number=COUNT, threads=COUNT, checkpoints=COUNT, bytes=COUNT, unchanged=COUNT),

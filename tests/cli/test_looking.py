@@ -83,6 +83,32 @@ def test_log_shows_what_can_be_read_around_a_damaged_step(run: Run, own_file: Pa
     assert "everstep repair" in shown.error["hint"]
 
 
+def test_blame_and_stats_go_on_around_a_damaged_step(run: Run, own_file: Path) -> None:
+    store = ("--store", own_file)
+    whole = run("blame", "trip-to-oslo", "/hotel", *store, "--json").json
+    sizes = run("stats", "trip-to-oslo", *store, "--json").json
+    damaged = damage_checkpoint(own_file, "trip-to-oslo", 9)
+
+    told = run("blame", "trip-to-oslo", "/hotel", *store, "--json").json
+    schemas.check("blame", told)
+    assert [each["id"] for each in told["left_out"]] == [damaged]
+    assert [row["id"] for row in told["changes"]] == [row["id"] for row in whole["changes"] if row["id"] != damaged]
+    shown = run("blame", "trip-to-oslo", "/hotel", *store)
+    assert len(shown.out.splitlines()) == len(told["changes"])
+    assert "not all can be read: one checkpoint is left out" in shown.err
+    assert "everstep verify trip-to-oslo" in shown.err
+
+    for words in (["stats", "trip-to-oslo"], ["stats"]):
+        told = run(*words, *store, "--json").json
+        schemas.check("stats", told)
+        assert told["left_out"] == 1
+        shown = run(*words, *store)
+        assert (shown.code, "and what it takes is left out" in shown.err) == (0, True)
+    told = run("stats", "trip-to-oslo", *store, "--json").json
+    assert told["checkpoints"] == sizes["checkpoints"]
+    assert 0 < told["total_bytes"] < sizes["total_bytes"]
+
+
 def test_a_time_that_is_none_is_a_usage_error(run: Run, demo_file: Path) -> None:
     done = run("threads", "--since", "yesterdayish", "--store", demo_file)
 

@@ -11,7 +11,8 @@ import pytest
 import everstep
 from everstep.errors import CheckpointCorrupted
 from everstep.runtime.blocking import run_to_end
-from everstep.views import branches, checkpoint, history
+from everstep.views import blame as blames
+from everstep.views import branches, checkpoint, history, storage
 from everstep.views.index import Index
 from tests.upkeep.sites import Site, site
 
@@ -127,6 +128,55 @@ def test_what_changed_and_the_family_are_told_around_damage(harmed: Site) -> Non
         assert set(changes) == {row["ref"] for row in truth} - {lost["ref"]}
         found = run_to_end(branches.family(engine, "t"))["branches"]
         assert [branch["name"] for branch in found] == ["t", "b"]
+
+
+def test_who_wrote_a_value_is_told_around_damage(harmed: Site) -> None:
+    def blame() -> dict[str, Any]:
+        return run_to_end(blames.history_of(engine_on(harmed), "t", "/n"))
+
+    truth = blame()
+    assert (truth["left_out"], truth["damage"]) == ([], None)
+    before = {row["id"]: row for row in truth["changes"]}
+    assert len(before) == 3
+    own = [row for row in rows_of(engine_on(harmed), branches=False) if not row["namespace"]]
+    parents = {row["id"]: row["parents"] for row in own}
+    for lost in parents:
+        harmed.put_back()
+        harmed.flip(lost)
+        found = blame()
+        # Of those that follow it nobody can tell either.
+        unknown = {lost, *(name for name, above in parents.items() if above[:1] == [lost])}
+        told = {each["id"] for each in found["left_out"]}
+        if harmed.kind != "sealed":
+            assert told == unknown
+        assert len(told) == len(unknown)
+        assert {row["id"] for row in found["changes"]} == before.keys() - unknown
+        for row in found["changes"]:
+            assert (row["before"], row["after"]) == (before[row["id"]]["before"], before[row["id"]]["after"])
+        assert found["looked_at"] == truth["looked_at"]
+        assert "everstep verify" in found["damage"]["hint"]
+
+
+def test_what_a_thread_takes_is_told_around_damage(harmed: Site) -> None:
+    def sizes(thread_id: str | None) -> dict[str, Any]:
+        return run_to_end(storage.sizes(engine_on(harmed), thread_id))
+
+    truth = sizes("t")
+    everything = sizes(None)
+    assert (truth["left_out"], truth["damage"], everything["left_out"]) == (0, None, 0)
+    for lost in [row for row in rows_of(engine_on(harmed), branches=False) if row["thread_id"] == "t"]:
+        harmed.put_back()
+        harmed.flip(lost["id"])
+        found = sizes("t")
+        assert found["checkpoints"] == truth["checkpoints"]
+        assert found["left_out"] >= 1
+        assert 0 < found["record_bytes"] < truth["record_bytes"]
+        assert 0 < found["full_bytes"] < truth["full_bytes"]
+        assert "everstep verify" in found["damage"]["hint"]
+        together = sizes(None)
+        assert (together["threads"], together["checkpoints"]) == (everything["threads"], everything["checkpoints"])
+        assert together["left_out"] >= 1
+        assert together["record_bytes"] == everything["record_bytes"] - truth["record_bytes"] + found["record_bytes"]
 
 
 def test_neighbours_of_a_damaged_checkpoint_can_be_opened(harmed: Site) -> None:

@@ -230,8 +230,6 @@ def test_a_damaged_checkpoint_is_a_row_that_says_so_among_the_others(path: Path,
     damage_checkpoint(path, STORY, 4)
     with served(path) as address:
         page = visit(f"{address}/static/icon.svg")
-        # What it takes cannot be told, and a browser complains of each answer that is an error.
-        page.route("**/api/v1/storage?*", lambda route: route.fulfill(json={}))
         page.goto(f"{address}/t/{STORY}")
         expect(rows(page)).to_have_count(19)
         expect(page.locator(".row-kind.damaged")).to_have_count(1)
@@ -251,6 +249,11 @@ def test_a_damaged_checkpoint_is_a_row_that_says_so_among_the_others(path: Path,
         expect(page.locator(".changes-top")).to_contain_text("its parent is damaged")
         page.get_by_role("tab", name="Messages").click()
         expect(page.get_by_role("tabpanel")).to_contain_text("Plan a weekend in Oslo")
+        page.get_by_role("button", name="More about this thread").click()
+        page.get_by_role("button", name="Storage of this thread").click()
+        window = page.get_by_role("dialog")
+        expect(window).to_contain_text("Not all of this can be measured")
+        expect(window.locator(".figure").filter(has_text="checkpoints")).to_contain_text("32")
         page.close()
 
 

@@ -93,6 +93,15 @@ def show_checkpoint(output: Output, found: Row) -> None:
     )
 
 
+def tell_damage(output: Output, damage: Row | None) -> None:
+    """Say on standard error that something cannot be read, and what helps, if that is so."""
+    if damage is None:
+        return
+    # Also where nobody looks at a terminal: what is missing must not pass unnoticed.
+    output.note(f"not all can be read: {text.clean(damage['reason'])}")
+    output.note(text.clean(damage["hint"]))
+
+
 def _cost_text(found: Row) -> str:
     """Return what a step took, as far as somebody has noted it."""
     parts: list[str] = []

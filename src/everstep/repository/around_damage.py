@@ -6,7 +6,7 @@ needs by counting, which opens nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from everstep.stores.protocol import Key, Loaded, Query, Record, Search, Store, 
 # More than any store has given.
 _SEQ_MAX = 1 << 62
 _BRANCHES_MAX = 1000
+_PAGE = 1000
 
 
 class Page(NamedTuple):
@@ -57,6 +58,43 @@ async def list_around(store: Store, query: Query, namespaces: Iterable[str]) -> 
         # A store may look at what is hidden before it leaves that out.
         return Page(above, is_over=False, last=seq)
     return Page([*above, placed], is_over=False, last=seq, damage=error)
+
+
+class Around(NamedTuple):
+    """All that a query lists, newest first."""
+
+    listed: Sequence[Stored]
+    """Each that cannot be read has something in its place."""
+    damage: Mapping[int, CheckpointCorrupted]
+    """Why those could not be read, by their numbers."""
+    trouble: CheckpointCorrupted | None = None
+    """Why the list ends where it does, if that is not its end."""
+
+    @property
+    def left_out(self) -> int:
+        """How many could not be read, as far as that is known."""
+        return len(self.damage) + (self.trouble is not None)
+
+
+async def list_all_around(store: Store, query: Query, namespaces: Iterable[str]) -> Around:
+    """Return all that a query lists, in pages, with something in the place of what cannot be read."""
+    names = list(namespaces)
+    listed: list[Stored] = []
+    damage: dict[int, CheckpointCorrupted] = {}
+    query = replace(query, limit=_PAGE)
+    while True:
+        try:
+            page = await list_around(store, query, names)
+        except CheckpointCorrupted as exc:
+            return Around(listed, damage, exc)
+        listed += page.listed
+        if page.last is None:
+            return Around(listed, damage)
+        if page.damage is not None:
+            damage[page.last] = page.damage
+        if page.is_over:
+            return Around(listed, damage)
+        query = replace(query, before_seq=page.last)
 
 
 def _page(query: Query, listed: Sequence[Stored]) -> Page:
@@ -191,7 +229,7 @@ async def threads_around(store: Store, thread_id: str, *, branches: bool) -> dic
     found = {thread_id: await _known(store, thread_id)}
     if not branches:
         return found
-    for name in await _family(store, thread_id):
+    for name in await family_around(store, thread_id):
         if name not in found:
             found[name] = await _known(store, name)
     born: dict[str, list[str]] = {}
@@ -226,7 +264,7 @@ async def _known_raw(store: Store, thread_id: str) -> Known:
     return Known(raw.origin, frozenset(heads))
 
 
-async def _family(store: Store, thread_id: str) -> Sequence[str]:
+async def family_around(store: Store, thread_id: str) -> Sequence[str]:
     """Return the threads of a family, as far as anybody can tell."""
     try:
         raw = await store.raw(thread_id, family_threads=True)

@@ -1,31 +1,27 @@
-"""Finding threads: what may be asked for, pages and their cursors, and what threads take."""
+"""Finding threads: what may be asked for, pages and their cursors."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from everstep.errors import InvalidInput
-from everstep.reports import DamagedThread, Sizes, ThreadPage
+from everstep.reports import DamagedThread, ThreadPage
 from everstep.repository.repository import to_metadata
 from everstep.runtime import checks
 from everstep.stores.facts import Wanted
-from everstep.stores.protocol import Hit, Key, Position, Query, Search, Store
-from everstep.stores.records import pack_record
+from everstep.stores.protocol import Hit, Position, Search, Store
 from everstep.types import CheckpointMetadata
-from everstep.values.tree import hashes
 
 logger = logging.getLogger("everstep")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TAG_BYTES_MAX = 65536
-_FETCHED_MAX = 500
-_READ_MAX = 100
 _DELETED_AT_ONCE = 100
 
 
@@ -128,89 +124,3 @@ def _micros(moment: datetime) -> int:
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise InvalidInput(f"since is a datetime with a timezone, not {checks.shown(moment)}; use datetime.now(UTC)")
     return max(0, (moment - _EPOCH) // timedelta(microseconds=1))
-
-
-# -- sizes -------------------------------------------------------------------------------------------------------------
-
-
-async def sizes_of_thread(store: Store, thread_id: str) -> Sizes:
-    """Return what a thread takes; all zero if it is not there."""
-    raw = await store.raw(thread_id, family_threads=True)
-    if raw is None:
-        return Sizes()
-    own = _Measure(store, raw.family)
-    await own.add(thread_id)
-    others = _Measure(store, raw.family)
-    for name in raw.family_threads:
-        if name != thread_id:
-            await others.add(name)
-    shared = sum(size for key, size in own.objects.items() if key in others.objects)
-    return replace(own.sizes, exclusive_bytes=sum(own.objects.values()) - shared, shared_bytes=shared)
-
-
-async def sizes_of_all(store: Store) -> Sizes:
-    """Return what all threads take together."""
-    families: dict[str, list[str]] = {}
-    position: int | None = 0
-    while position is not None:
-        outlines, position = await store.outlines(position)
-        for outline in outlines:
-            families.setdefault(outline.family, []).append(outline.thread_id)
-    total = Sizes()
-    for family, names in families.items():
-        measure = _Measure(store, family)
-        for name in names:
-            await measure.add(name)
-        found = replace(measure.sizes, exclusive_bytes=sum(measure.objects.values()))
-        total = total + found
-    return total
-
-
-class _Measure:
-    """What threads of one family take."""
-
-    def __init__(self, store: Store, family: str) -> None:
-        self._store = store
-        self._family = family
-        self.sizes = Sizes()
-        self.objects: dict[bytes, int] = {}
-        """The sizes of what was met."""
-
-    async def add(self, thread_id: str) -> None:
-        """Measure a thread; one that is not there (any more) takes nothing."""
-        raw = await self._store.raw(thread_id)
-        if raw is None:
-            return
-        roots = raw.roots()
-        written = sum([len(write.children) + len(write.body) for _, write in raw.writes])
-        listed = await self._store.list_checkpoints(Query(thread_id=thread_id, namespace=None, hidden="also"))
-        keys = [stored.record.key for stored in listed]
-        records = 0
-        for start in range(0, len(keys), _READ_MAX):
-            records += await self._add_records(keys[start : start + _READ_MAX], roots)
-        wanted: set[bytes] = set()
-        for children in roots:
-            wanted.update(hashes(children))
-        await self._add_objects(wanted)
-        added = Sizes(threads=1, checkpoints=len(keys), record_bytes=records, write_bytes=written)
-        self.sizes = self.sizes + added
-
-    async def _add_records(self, keys: list[Key], roots: list[bytes]) -> int:
-        size = 0
-        for loaded in await self._store.read_many(keys):
-            record = loaded.stored.record
-            info, root = pack_record(record)
-            size += len(info) + len(root) + len(record.children)
-            roots.append(record.children)
-        return size
-
-    async def _add_objects(self, wanted: Collection[bytes]) -> None:
-        level = [key for key in wanted if key not in self.objects]
-        while level:
-            below: set[bytes] = set()
-            for start in range(0, len(level), _FETCHED_MAX):
-                asked = level[start : start + _FETCHED_MAX]
-                for obj in await self._store.fetch(self._family, asked, below=False):
-                    self.objects[obj.hash] = len(obj.children) + len(obj.body)
-                    below.update(hashes(obj.children))
-            level = [key for key in below if key not in self.objects]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from everstep.errors import InvalidInput
+from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history.merge_base import root_to_show
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
@@ -17,11 +17,13 @@ from everstep.values.tree import Node
 from everstep.values.walk import Need, Walker, bare, together
 from everstep.views import rows
 from everstep.views.changes import Room, kind_of_change
-from everstep.views.differences import first_parents, reader_of
+from everstep.views.differences import reader_of
 from everstep.views.history import look
 from everstep.views.listing import Listing
 from everstep.views.paths import parsed, pointer
-from everstep.views.reading import number_of_cursor, repository_of
+from everstep.views.reading import number_of_cursor, repository_of, stored_by_key
+from everstep.views.rows import damage_as_json
+from everstep.views.texts import plain_text
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -38,7 +40,8 @@ async def history_of(
 ) -> dict[str, Any]:
     """Return the checkpoints of a thread that changed what stands at a path, newest first, with both values.
 
-    Each is compared with its first parent. Up to 5,000 are looked at; `cursor` leads on from there.
+    Each is compared with its first parent. Up to 5,000 are looked at; `cursor` leads on from there. Of those in
+    `left_out` nobody can tell whether they changed it: they cannot be read, or what they are compared with cannot.
     """
     thread_id = checks.thread_id(thread_id)
     parts = parsed(path)
@@ -52,6 +55,7 @@ async def history_of(
         # This says that there is no such thread, and which one may be meant.
         await engine.resolve("@", thread_id=thread_id)
     found: list[dict[str, Any]] = []
+    left_out: list[dict[str, Any]] = []
     room = Room(_VALUE_BYTES_MAX)
     looked = 0
     last: int | None = None
@@ -59,10 +63,15 @@ async def history_of(
     while len(found) < limit and looked < SCANNED_MAX and not is_over:
         listed = [each for each in await listing.take(_BATCH) if not each.record.key.namespace]
         is_over = not listed
-        for stored, before, after in await _changed(repository, listed, parts):
+        compared = await _compared(repository, listed, listing.damage, parts)
+        for stored in listed:
             last = stored.seq
             looked += 1
-            if before is not after:
+            key = stored.record.key
+            if key in compared.damage:
+                left_out.append(_left_out(stored, compared.damage[key]))
+            elif key in compared.changed:
+                before, after = compared.changed[key]
                 found.append(await _entry(repository, stored, before, after, room, listing.heads, thread_id))
                 if len(found) == limit:
                     break
@@ -70,6 +79,8 @@ async def history_of(
         "thread_id": thread_id,
         "path": pointer(parts),
         "changes": found,
+        "left_out": left_out,
+        "damage": damage_as_json(_damage(thread_id, listing.trouble, len(left_out))),
         "looked_at": looked,
         "cursor": None if is_over or last is None else str(last),
     }
@@ -94,16 +105,70 @@ async def _entry(
     }
 
 
+def _left_out(stored: Stored, damage: CheckpointCorrupted) -> dict[str, Any]:
+    """Return a checkpoint of which nobody can tell whether it changed the value, and why."""
+    return {"id": stored.record.key.checkpoint_id, "reason": plain_text(str(damage.reason))}
+
+
+def _damage(thread_id: str, trouble: CheckpointCorrupted | None, left_out: int) -> CheckpointCorrupted | None:
+    """Return what to say of all that is left out; None if nothing is."""
+    if trouble is not None or not left_out:
+        return trouble
+    what = f"{left_out:,} checkpoints are left out, since they or those before them cannot be read"
+    if left_out == 1:
+        what = "one checkpoint is left out, since it or the one before it cannot be read"
+    return CheckpointCorrupted(what, thread_id=thread_id)
+
+
+class _Compared(NamedTuple):
+    """What became of a value in some checkpoints."""
+
+    changed: dict[Key, tuple[Any, Any]]
+    """Where it changed: the value before and after."""
+    damage: dict[Key, CheckpointCorrupted]
+    """Why nobody can tell."""
+
+
+async def _compared(
+    repository: Repository, listed: Sequence[Stored], damage: Mapping[int, CheckpointCorrupted], parts: Sequence[str]
+) -> _Compared:
+    """Return what became of a value in checkpoints, around those that are known to be damaged, and others."""
+    known: dict[Key, CheckpointCorrupted] = {}
+    others: list[Stored] = []
+    for stored in listed:
+        if stored.seq in damage:
+            known[stored.record.key] = damage[stored.seq]
+        else:
+            others.append(stored)
+    found = await _compared_around(repository, others, parts)
+    return _Compared(found.changed, {**found.damage, **known})
+
+
+async def _compared_around(repository: Repository, listed: Sequence[Stored], parts: Sequence[str]) -> _Compared:
+    if not listed:
+        return _Compared({}, {})
+    try:
+        return _Compared(await _changed(repository, listed, parts), {})
+    except CheckpointCorrupted as exc:
+        if len(listed) == 1:
+            return _Compared({}, {listed[0].record.key: exc})
+    # One of them is damaged, or its parent is: halves are tried until it stands alone.
+    middle = len(listed) // 2
+    first = await _compared_around(repository, listed[:middle], parts)
+    second = await _compared_around(repository, listed[middle:], parts)
+    return _Compared({**first.changed, **second.changed}, {**first.damage, **second.damage})
+
+
 async def _changed(
     repository: Repository, listed: Sequence[Stored], parts: Sequence[str]
-) -> list[tuple[Stored, Any, Any]]:
-    """Return checkpoints with the value at a path before and after; the same object twice where nothing changed."""
+) -> dict[Key, tuple[Any, Any]]:
+    """Return the value at a path before and after, of the checkpoints where it changed."""
     keys = [each.record.key for each in listed]
     # What was removed since it was listed is not there any more.
     whole = [loaded.stored for loaded in await repository.store.read_many(keys)]
     if not whole:
-        return []
-    parents = await first_parents(repository, whole)
+        return {}
+    parents = await _first_parents(repository, whole)
     # One walker for all of them: what checkpoints share is read once.
     walker = Walker((), reader_of(whole[0].record.kind))
     everyone = {each.record.key: each for each in [*whole, *parents.values()]}
@@ -118,7 +183,15 @@ async def _changed(
             pair = next(values), next(values)
             if not _is_same(*pair):
                 found[key] = pair
-    return [(each, *found.get(each.record.key, (None, None))) for each in whole]
+    return found
+
+
+async def _first_parents(repository: Repository, whole: Sequence[Stored]) -> dict[Key, Stored]:
+    """Return the first parents of checkpoints that are stored and not among these."""
+    wanted: set[Key] = set()
+    for each in whole:
+        wanted.update(each.record.parents[:1])
+    return await stored_by_key(repository.store, sorted(wanted - {each.record.key for each in whole}))
 
 
 def _differing(whole: Sequence[Stored], nodes: Mapping[Key, Node | None]) -> dict[Key, tuple[Node | None, Node | None]]:

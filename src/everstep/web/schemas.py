@@ -223,7 +223,14 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Value": _answer("A value.", pointer=TEXT, value=ANY),
     "Blame": _answer(
-        "Who wrote it.", thread_id=TEXT, path=TEXT, changes=_list(OBJECT), looked_at=COUNT, cursor=_or_null(TEXT)
+        "Who wrote it; of what is left out nobody can tell.",
+        thread_id=TEXT,
+        path=TEXT,
+        changes=_list(OBJECT),
+        left_out=_list(_object("A checkpoint that cannot be compared, and why.", id=TEXT, reason=TEXT)),
+        damage=_DAMAGE,
+        looked_at=COUNT,
+        cursor=_or_null(TEXT),
     ),
     "Operation": _object("A change of a head.", id=WHOLE, kind=TEXT, created_at=TEXT, undone=FLAG, text=TEXT),
     "Bar": _object(
@@ -292,6 +299,8 @@ SCHEMAS: dict[str, Schema] = {
         write_bytes=COUNT,
         total_bytes=COUNT,
         full_bytes=COUNT,
+        left_out=COUNT,
+        damage=_DAMAGE,
     ),
     "Verified": _answer(
         "What was looked at, and what is wrong.",

@@ -11,6 +11,7 @@ import click
 from everstep.cli import text
 from everstep.cli.asking import Assignment, Moment, thread_argument, yes_options
 from everstep.cli.group import command, group
+from everstep.cli.rendering import tell_damage
 from everstep.cli.session import Common, Session, confirm
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.errors import InvalidInput
@@ -175,6 +176,7 @@ def stats(common: Common, thread: str | None) -> None:
         ("pending writes", text.describe_bytes(found["write_bytes"])),
     ]
     output.table(("what", "size"), rows)
+    tell_damage(output, found["damage"])
     output.hint("everstep retention plan tells what a policy would remove")
 
 

@@ -19,6 +19,7 @@ from everstep.cli.rendering import (
     show_checkpoint,
     show_json,
     show_messages,
+    tell_damage,
 )
 from everstep.cli.session import Common
 
@@ -170,6 +171,7 @@ def blame(common: Common, thread: str, path: str, limit: int) -> None:
         output.table(("step", "id", "when", "kind", "value", "what"), cells, wide="what")
     if not cells:
         output.note("no step has changed it")
+    tell_damage(output, found["damage"])
 
 
 COMMANDS: dict[str, click.Command] = {"show": show, "get": get, "diff": diff, "blame": blame}

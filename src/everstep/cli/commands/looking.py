@@ -13,7 +13,7 @@ import click
 from everstep.cli import text
 from everstep.cli.asking import Assignment, Moment, thread_argument
 from everstep.cli.group import command
-from everstep.cli.rendering import row_cells, row_columns, step_text
+from everstep.cli.rendering import row_cells, row_columns, step_text, tell_damage
 from everstep.cli.session import Common, Session
 from everstep.errors import CheckpointCorrupted, InvalidInput
 from everstep.history.drawing import draw
@@ -208,12 +208,12 @@ def _show_rows(common: Common, found: Mapping[str, Any], changed: Mapping[str, A
 def _tell_damage(common: Common, found: Mapping[str, Any]) -> None:
     """Say what helps where something of a history cannot be read."""
     if found["damage"] is not None:
-        common.output.note(f"not all can be read: {text.clean(found['damage']['reason'])}")
-    damaged = [row["damage"] for row in found["rows"] if row["damage"] is not None]
-    for damage in [found["damage"], *damaged]:
-        if damage is not None:
-            # Also where nobody looks at a terminal: what is missing must not pass unnoticed.
-            common.output.note(text.clean(damage["hint"]))
+        tell_damage(common.output, found["damage"])
+        return
+    for row in found["rows"]:
+        if row["damage"] is not None:
+            # Its row says why it cannot be read. What helps is told also where nobody looks at a terminal.
+            common.output.note(text.clean(row["damage"]["hint"]))
             return
 
 

@@ -114,6 +114,7 @@ function Writers({ thread, path, depth }) {
   return html`<div class="writers" style=${{ "--depth": depth + 1 }}>
     ${!found && html`<${Loading} lines=${1} />`}
     ${found && !list.length && html`<span class="faint">nothing in this thread has changed it</span>`}
+    ${found?.damage && html`<span class="faint">${visible(found.damage.reason)}</span>`}
     ${list.map((row) => html`<a key=${row.id} href=${address({ ...route.value, id: row.id, vs: null })} onClick=${follow(() => select(row.id))}>#${row.step ?? shortId(row.id)} <span dir="auto">${visible(row.title ?? row.summary ?? "")}</span> <span class="faint">${ago(row.created_at)}</span></a>`)}
   </div>`;
 }

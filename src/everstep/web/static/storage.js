@@ -6,7 +6,7 @@ import {
   address, canWrite, complain, dialog, family, follow, info, isTooLongToSize, labelOf, leaveSize, loadThreads, openThread, say, sizes, threads, wantSize,
 } from "./model.js";
 import { AsCode, everstep, inPython } from "./code.js";
-import { Chip, Loading, Trouble } from "./parts.js";
+import { Chip, Damage, Loading, Trouble } from "./parts.js";
 
 const Figure = ({ label, value, note }) => html`<div class="figure"><span class="figure-value">${value}</span><span class="figure-label">${label}</span>${note && html`<span class="figure-note">${note}</span>`}</div>`;
 
@@ -56,6 +56,7 @@ export function Sizes({ thread = null }) {
   const stored = found.total_bytes ?? 0;
   const full = found.full_bytes ?? found.full_copies_bytes ?? 0;
   return html`<div class="sizes">
+    ${found.damage && html`<${Damage} title="Not all of this can be measured" damage=${found.damage} />`}
     <div class="figures">
       ${!thread && html`<${Figure} label=${found.threads === 1 ? "thread" : "threads"} value=${count(found.threads)} />`}
       <${Figure} label="checkpoints" value=${count(found.checkpoints)} />
