@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 import everstep
 from everstep.errors import CheckpointCorrupted, EverstepError
 from everstep.runtime.blocking import run_to_end
-from everstep.views import threads
+from everstep.stores.sqlite.connecting import checksum_vfs
+from everstep.stores.sqlite.store import SQLiteStore
+from everstep.views import errors, threads
 from tests.upkeep.sites import Site, engine_of, site
 
 KINDS = ("memory", "sealed", "sqlite", "postgres", "redis")
@@ -124,3 +128,87 @@ def test_a_damaged_thread_is_logged_and_is_not_deleted_by_a_filter(
         engine.delete_threads(prefix="t")
     assert engine.delete_threads(prefix="before").thread_ids == ["before"]
     assert "t" in engine.verify().damaged_threads
+
+
+# -- pages of a file, each of which holds several rows
+
+
+def pages_of(path: Path, table: str) -> list[int]:
+    """Return the pages of a SQLite file that hold the rows of a table."""
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=checksum_vfs())) as connection:
+        found = connection.execute("SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf'", (table,))
+        return [page for (page,) in found]
+
+
+def break_page(path: Path, page: int) -> None:
+    """Write over all of a page but its first bytes, which say what kind of page it is."""
+    content = bytearray(path.read_bytes())
+    size = int.from_bytes(content[16:18], "big")
+    start = (page - 1) * size
+    content[start + 8 : start + size] = b"\xa5" * (size - 8)
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """A file of many threads whose steps lie on pages of their own."""
+    path = tmp_path / "many.db"
+    with everstep.open(path).sync as engine:
+        for number in range(12):
+            for step in range(3):
+                engine.append(
+                    f"t{number:02}", [], {"n": step}, metadata={"text": "long " * 300, "even": number % 2 == 0}
+                )
+    return path
+
+
+def test_a_broken_page_takes_nothing_from_the_threads_that_are_not_on_it(many: Path, tmp_path: Path) -> None:
+    with everstep.open(many).sync as engine:
+        truth = {head.thread_id: head for head in engine.list_threads()}
+    assert len(truth) == 12
+    named: set[str] = set()
+    pages = pages_of(many, "checkpoints")
+    assert len(pages) >= 12
+    for page in pages:
+        path = tmp_path / f"broken-{page}.db"
+        path.write_bytes(many.read_bytes())
+        break_page(path, page)
+        store = SQLiteStore(path)
+        with engine_of(store) as engine:
+            found = engine.list_threads()
+            damaged = {thread.thread_id for thread in found.damaged}
+            assert {head.thread_id for head in found} | damaged == truth.keys()
+            assert len(found) >= 11
+            for head in found:
+                assert head == truth[head.thread_id]
+            for thread in found.damaged:
+                assert "page" in thread.reason
+            assert [head.thread_id for head in engine.list_threads(prefix="t0")] == [
+                head.thread_id for head in found if head.thread_id < "t1"
+            ]
+            evens = engine.list_threads(filter={"even": True})
+            assert {head.thread_id for head in evens} == {head.thread_id for head in found if head.metadata["even"]}
+            listed: list[str] = []
+            cursor = None
+            while True:
+                part = engine.list_threads(5, cursor=cursor)
+                listed += [thread.thread_id for thread in (*part, *part.damaged)]
+                cursor = part.cursor
+                if cursor is None:
+                    break
+            assert sorted(listed) == sorted(truth)
+            rows = view_of(store.blocking)
+            assert {row["thread_id"] for row in rows} == truth.keys()
+            assert {row["thread_id"] for row in rows if row["status"] == "damaged"} == damaged
+        named |= damaged
+    assert named == truth.keys()
+
+
+@pytest.mark.parametrize("table", ["lines", "threads", "lines_by_activity"])
+def test_a_broken_page_that_tells_who_is_there_is_told_of_with_what_helps(many: Path, table: str) -> None:
+    """Nobody knows then whether a thread is missing, so nothing is listed as if it were all."""
+    break_page(many, pages_of(many, table)[0])
+    with everstep.open(many).sync as engine, pytest.raises(CheckpointCorrupted) as caught:
+        engine.list_threads()
+    assert "everstep verify" in errors.hint(caught.value)
+    assert "everstep repair" in errors.hint(caught.value)

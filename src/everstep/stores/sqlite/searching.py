@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted
 from everstep.stores.facts import Wanted, prefix_end
@@ -19,6 +20,15 @@ _BY_ACTIVITY = """SELECT l.thread, l.active, t.name, (SELECT k.active FROM lines
                   FROM {} CROSS JOIN threads t ON t.id = l.thread WHERE NOT EXISTS
                   (SELECT 1 FROM lines o WHERE o.thread = l.thread AND o.id <> l.id
                    AND (o.active > l.active OR o.active = l.active AND o.id > l.id))"""
+
+
+class Candidate(NamedTuple):
+    """A thread that a search may be about."""
+
+    thread: int
+    active_kept: Any
+    """When it was active last by its own row, beside what the index says."""
+    position: Position
 
 
 class Searching(ReadingThreads):
@@ -49,26 +59,39 @@ class Searching(ReadingThreads):
         found: list[Hit] = []
         if not search.limit:
             return found
-        for thread, active_kept, position in self._in_order(search, wanted):
-            row = self._execute(_LISTED_HEAD, (thread,)).get
-            if row is None:
-                continue  # it has writes only, or all of it is hidden
-            try:
-                stored = _listed_head(position, active_kept, row)
-            except (CheckpointCorrupted, TypeError, ValueError, AttributeError) as exc:
-                found.append(Hit(None, position, as_damage(exc).located(position.thread_id, None)))
-            else:
-                if wanted.fits(stored.record):
-                    found.append(Hit(stored, position))
+        for candidate in self._in_order(search, wanted):
+            hit = self.hit(candidate, wanted)
+            if hit is not None:
+                found.append(hit)
             if len(found) == search.limit:
                 break
         return found
 
-    def _in_order(self, search: Search, wanted: Wanted) -> Iterator[tuple[int, Any, Position]]:
-        """Yield the threads that a search may be about, in its order: by the index that gives the fewest.
+    def hit(self, candidate: Candidate, wanted: Wanted) -> Hit | None:
+        """Return what a search shows of a thread; None: it is not about it."""
+        position = candidate.position
+        row = self._execute(_LISTED_HEAD, (candidate.thread,)).get
+        if row is None:
+            return None  # it has writes only, or all of it is hidden
+        try:
+            stored = _listed_head(position, candidate.active_kept, row)
+        except (CheckpointCorrupted, TypeError, ValueError, AttributeError) as exc:
+            return Hit(None, position, as_damage(exc).located(position.thread_id, None))
+        if not wanted.fits(stored.record):
+            return None
+        return Hit(stored, position)
 
-        With each comes when it was active by its own row, beside what the index says.
-        """
+    def searched_candidates(self, search: Search, limit: int) -> list[Candidate]:
+        """Return the first threads that a search may be about, without a look at any checkpoint."""
+        self._check_activity_of_lines()
+        conditions, values = _search_conditions(search, Wanted.of(search))
+        rows = self._execute(
+            f"{_BY_ACTIVITY.format('lines l')} AND {conditions} ORDER BY l.active DESC, t.name DESC", values
+        )
+        return list(map(_candidate, islice(rows, limit)))
+
+    def _in_order(self, search: Search, wanted: Wanted) -> Iterator[Candidate]:
+        """Yield the threads that a search may be about, in its order: by the index that gives the fewest."""
         conditions, values = _search_conditions(search, wanted)
         sources = _search_sources(search, wanted)
         counts = []
@@ -87,8 +110,7 @@ class Searching(ReadingThreads):
         rows = self._execute(
             f"{_BY_ACTIVITY.format(source)} AND {conditions} ORDER BY l.active DESC, t.name DESC", (*bound, *values)
         )
-        for thread, active, name, active_kept in rows:
-            yield thread, active_kept, Position(active, name)
+        yield from map(_candidate, rows)
 
     def _check_activity(self) -> None:
         """Refuse an index of activity that is older than the threads: one that was active last would be missing."""
@@ -99,9 +121,26 @@ class Searching(ReadingThreads):
         if row is None:
             return
         name, active = row
+        self._check_index_of_activity(active, name)
+
+    def _check_activity_of_lines(self) -> None:
+        """Do the same without a look at any checkpoint: this way reads all lines."""
+        row = self._execute(
+            "SELECT t.name, max(l.active) FROM lines l NOT INDEXED JOIN threads t ON t.id = l.thread"
+        ).get
+        name, active = row
+        if active is not None:
+            self._check_index_of_activity(active, name)
+
+    def _check_index_of_activity(self, active: int, thread_id: str) -> None:
         newest = self._execute("SELECT active FROM lines INDEXED BY lines_by_activity ORDER BY active DESC LIMIT 1").get
         if newest is None or newest < active:
-            raise CheckpointCorrupted("the index of activity is older than the thread", thread_id=name)
+            raise CheckpointCorrupted("the index of activity is older than the thread", thread_id=thread_id)
+
+
+def _candidate(row: Sequence[Any]) -> Candidate:
+    thread, active, name, active_kept = row
+    return Candidate(thread, active_kept, Position(active, name))
 
 
 def _listed_head(position: Position, active_kept: Any, row: Sequence[Any]) -> Stored:

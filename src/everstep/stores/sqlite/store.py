@@ -16,13 +16,15 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from everstep.errors import InvalidInput, StoreFull
+from everstep.errors import CheckpointCorrupted, InvalidInput, StoreFull
 from everstep.runtime.blocking import describe_on_store, run_to_end
 from everstep.stores.abilities import Origin
 from everstep.stores.deletion import Deletion
+from everstep.stores.facts import Wanted
 from everstep.stores.inside import Inside
 from everstep.stores.inspection import EntryPage, Lost
 from everstep.stores.looks import Looks
@@ -30,11 +32,13 @@ from everstep.stores.protocol import (
     BaseRef,
     Change,
     Deleted,
+    Hit,
     Key,
     Loaded,
     Object,
     Part,
     Query,
+    Search,
     Store,
     Stored,
     Swept,
@@ -45,6 +49,7 @@ from everstep.stores.sqlite.drivers import AsyncDriver, BlockingDriver, Driver
 from everstep.stores.sqlite.full_disk import Steps
 from everstep.stores.sqlite.handle import Handle
 from everstep.stores.sqlite.rows import Rows
+from everstep.stores.sqlite.searching import Candidate
 from everstep.stores.sqlite.worker_threads import offloaded
 
 if TYPE_CHECKING:
@@ -52,6 +57,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("everstep")
 T = TypeVar("T")
+# Of threads that are searched for one by one.
+_LOOKED_AT_ONCE = 500
 _TIDY_PAGES = 128  # given back at once after a sweep in passing
 
 
@@ -176,6 +183,42 @@ class SQLiteStore(Looks):
 
     async def clock(self) -> float:
         return time.time()  # all who use the file are on one machine
+
+    async def search(self, search: Search) -> list[Hit]:
+        try:
+            return await super().search(search)
+        except CheckpointCorrupted:
+            return await self._search_around(search)
+
+    async def _search_around(self, search: Search) -> list[Hit]:
+        """Search with a look of its own for each thread: a page that cannot be read ends a look, whatever it is about.
+
+        Where those pages cannot be read that tell who is there, that is raised.
+        """
+        wanted = Wanted.of(search)
+        found: list[Hit] = []
+        while True:
+            candidates = await self._candidates(search)
+            for candidate in candidates:
+                if len(found) >= search.limit:
+                    return found
+                hit = await self._hit_around(candidate, wanted)
+                if hit is not None:
+                    found.append(hit)
+            if len(candidates) < _LOOKED_AT_ONCE:
+                return found
+            search = replace(search, after=candidates[-1].position)
+
+    async def _candidates(self, search: Search) -> list[Candidate]:
+        return await self._look(lambda rows: rows.searched_candidates(search, _LOOKED_AT_ONCE))
+
+    async def _hit_around(self, candidate: Candidate, wanted: Wanted) -> Hit | None:
+        thread_id = candidate.position.thread_id
+        try:
+            return await self._look(lambda rows: rows.hit(candidate, wanted))
+        except CheckpointCorrupted as exc:
+            reason = f"a page of the file that tells of it cannot be read: {exc.reason}"
+            return Hit(None, candidate.position, CheckpointCorrupted(reason, thread_id=thread_id))
 
     async def _delete(self, deletion: Deletion) -> Deleted:
         def work(rows: Rows) -> tuple[Deleted, bool]:
