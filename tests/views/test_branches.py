@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import everstep
-from everstep.errors import CheckpointNotFound
-from everstep.views import branches, history, operations
+from everstep.errors import CheckpointCorrupted, CheckpointNotFound
+from everstep.stores.keyvalue.reading import ReadRows
+from everstep.stores.memory import MemoryStore
+from everstep.views import branches, history, operations, threads
 from tests.views.conftest import plan_trip
 
 
@@ -57,3 +61,78 @@ async def test_rows_and_the_log_show_names_marks_and_notes(engine: everstep.Chec
     assert told[0] == "note about #1: begin here"
     told = [operation["text"] for operation in (await operations.log(engine, branch))["operations"]]
     assert told == ["archive", "rename to by bus"]
+
+
+async def test_what_branches_are_called_is_asked_once_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+    look = MemoryStore._look
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        return await look(*args, **options)
+
+    monkeypatch.setattr(MemoryStore, "_look", counted)
+
+    async def looks(size: int) -> list[int]:
+        nonlocal looked
+        engine = everstep.CheckpointEngine(everstep.StoreBackend(MemoryStore()))
+        start = await engine.append("trip", [])
+        made = [await engine.branch(start, f"b{number}") for number in range(size)]
+        await engine.rename_branch(made[1], "renamed")
+        counts = []
+        for asked in (
+            engine.resolve("trip@b2"),
+            engine.resolve("trip@renamed"),
+            branches.family(engine, "trip"),
+            branches.require_free_name(engine, "trip", "another"),
+            history.page(engine, "trip", limit=3),
+        ):
+            looked = 0
+            await asked
+            counts.append(looked)
+        assert (await engine.resolve("trip@renamed")).thread_id == made[1]
+        return counts
+
+    few = await looks(3)
+    assert min(few) > 0
+    assert await looks(60) == few
+
+
+async def test_a_page_of_threads_counts_their_branches(engine: everstep.CheckpointEngine) -> None:
+    start = await engine.append("trip", [])
+    first = await engine.branch(start, "first")
+    await engine.branch(start, "second")
+    await engine.branch((await engine.resolve(first)).checkpoint_id, "inner")
+    await engine.append("alone", [])
+    told = {row["thread_id"]: row["branches"] for row in (await threads.page(engine))["threads"]}
+    assert (told["trip"], told[first], told["alone"]) == (2, 1, 0)
+    assert sorted(told.values()) == [0, 0, 0, 1, 2]
+    # Of its family it is the only one here.
+    (inner,) = (await threads.page(engine, prefix=f"{first}-"))["threads"]
+    assert inner["branches"] == 0
+    assert inner["origin"].startswith(f"{first}@")
+
+
+async def test_a_damaged_log_leaves_the_names_of_the_other_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = everstep.CheckpointEngine(everstep.StoreBackend(MemoryStore()))
+    start = await engine.append("trip", [])
+    one = await engine.branch(start, "one")
+    other = await engine.branch(start, "other")
+    await engine.rename_branch(one, "called")
+    await engine.rename_branch(other, "lost")
+
+    def operations_of(rows: Any, thread_id: str, limit: int) -> Any:
+        if thread_id == other:
+            raise CheckpointCorrupted("an entry is damaged", thread_id=thread_id)
+        return whole(rows, thread_id, limit)
+
+    whole = ReadRows.operations
+    monkeypatch.setattr(ReadRows, "operations", operations_of)
+    told = (await branches.family(engine, "trip"))["branches"]
+    assert [branch["name"] for branch in told] == ["trip", "called", "other"]
+    listed = {row["thread_id"]: row["name"] for row in (await threads.page(engine))["threads"]}
+    assert (listed[one], listed[other]) == ("called", "other")
+    rows = (await history.page(engine, "trip"))["rows"]
+    chips = {row["thread_id"]: row["chips"][0]["text"] for row in rows}
+    assert (chips[one], chips[other]) == ("called", "other")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from everstep.stores.protocol import Loaded, Object, Query, Stored
+from everstep.stores.protocol import Key, Loaded, Object, Operation, Query, Stored
 
 
 @runtime_checkable
@@ -31,6 +31,17 @@ class ReadsTogether(Protocol):
 
     def fetch_many(self, wanted: Mapping[str, Collection[bytes]]) -> Coroutine[Any, Any, list[Object]]:
         """Return these objects, by family, and everything below them. What is missing is left out."""
+
+
+@runtime_checkable
+class ReadsFamilies(Protocol):
+    """A store that tells of all threads of a family at once: a family may have very many."""
+
+    def logs(self, thread_ids: Sequence[str], limit: int) -> Coroutine[Any, Any, dict[str, list[Operation]]]:
+        """Return what `Store.operations` gives for each of these threads."""
+
+    def origins(self, thread_id: str) -> Coroutine[Any, Any, dict[str, Key]]:
+        """Return where the branches of a thread's family began, by their names, the oldest first."""
 
 
 class Origin(NamedTuple):

@@ -83,6 +83,16 @@ class Looks(ABC):
     async def operations(self, thread_id: str, limit: int) -> list[Operation]:
         return await self._look(lambda rows: rows.operations(thread_id, limit), thread_id)
 
+    async def logs(self, thread_ids: Sequence[str], limit: int) -> dict[str, list[Operation]]:
+        """Return the logs of several threads: see `ReadsFamilies`."""
+        if not thread_ids:
+            return {}
+        return await self._look(lambda rows: rows.logs(thread_ids, limit))
+
+    async def origins(self, thread_id: str) -> dict[str, Key]:
+        """Return where the branches of a family began: see `ReadsFamilies`."""
+        return await self._look(lambda rows: rows.origins(thread_id), thread_id)
+
     async def delete(
         self,
         thread_id: str,

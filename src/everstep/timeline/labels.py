@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from everstep.errors import CheckpointNotFound, InvalidInput
+from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput
 from everstep.history import operation_log
 from everstep.history.given_tags import TagChanges, tag_changes
 from everstep.history.labels import ARCHIVED, NOTED, RENAMED, UNARCHIVED, Labels, labels_of, notes_in
 from everstep.runtime import checks
-from everstep.stores.protocol import Key, Store, Thread
+from everstep.stores.abilities import ReadsFamilies
+from everstep.stores.protocol import Key, Operation, Store, Thread
 from everstep.timeline.branch import branch_name
 from everstep.timeline.workspace import Workspace
 
 NAME_BYTES_MAX = 512
 NOTE_BYTES_MAX = 8192
+_LOGS_AT_ONCE = 1000
 
 
 class Said(NamedTuple):
@@ -31,12 +33,42 @@ async def said_of(store: Store, threads: Collection[str]) -> Said:
     tags: dict[Key, TagChanges] = {}
     notes: dict[Key, str] = {}
     labels: dict[str, Labels] = {}
-    for thread_id in sorted(threads):
-        log = await store.operations(thread_id, operation_log.DEPTH_MAX)
+    for thread_id, log in (await _logs_of(store, sorted(threads))).items():
         tags |= tag_changes(thread_id, log)
         notes |= notes_in(thread_id, log)
         labels[thread_id] = labels_of(thread_id, log)
     return Said(tags, notes, labels)
+
+
+async def said_around(store: Store, threads: Collection[str]) -> tuple[Said, CheckpointCorrupted | None]:
+    """Return what the logs of threads say, around those that cannot be read, and why one of these cannot."""
+    try:
+        return await said_of(store, threads), None
+    except CheckpointCorrupted:
+        # One of them has spoiled the answer about all.
+        pass
+    found = Said({}, {}, {})
+    trouble: CheckpointCorrupted | None = None
+    for thread_id in sorted(threads):
+        try:
+            said = await said_of(store, [thread_id])
+        except CheckpointCorrupted as exc:
+            trouble = exc
+            continue
+        found = Said({**found.tags, **said.tags}, {**found.notes, **said.notes}, {**found.labels, **said.labels})
+    return found, trouble
+
+
+async def _logs_of(store: Store, threads: Sequence[str]) -> Mapping[str, Sequence[Operation]]:
+    """Return the logs of threads: many at once where a store can do that, since a family may have very many."""
+    found: dict[str, Sequence[Operation]] = {}
+    if not isinstance(store, ReadsFamilies):
+        for thread_id in threads:
+            found[thread_id] = await store.operations(thread_id, operation_log.DEPTH_MAX)
+        return found
+    for start in range(0, len(threads), _LOGS_AT_ONCE):
+        found |= await store.logs(threads[start : start + _LOGS_AT_ONCE], operation_log.DEPTH_MAX)
+    return found
 
 
 def checked_name(name: str) -> str:

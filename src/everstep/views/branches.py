@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import CheckpointCorrupted, CheckpointNotFound, InvalidInput
 from everstep.history.labels import NO_LABELS, Labels
 from everstep.repository.around_damage import readable, threads_around
 from everstep.runtime import checks
+from everstep.stores.abilities import ReadsFamilies
 from everstep.stores.protocol import Key, Loaded, Store, Thread
 from everstep.timeline.branch import branch_name
-from everstep.timeline.labels import said_of
+from everstep.timeline.labels import said_around
 from everstep.types import TASK_NAMESPACE
 from everstep.views.reading import repository_of
-from everstep.views.texts import called, called_like, origin_ref
+from everstep.views.texts import called, called_like, place_ref
 
 if TYPE_CHECKING:
     from everstep.engine import CheckpointEngine
@@ -36,14 +39,17 @@ async def family(engine: CheckpointEngine, thread_id: str, *, archived: bool = T
         await engine.resolve("@", thread_id=thread_id)
         raise CheckpointNotFound("@", thread_id)
     there = await readable(store, heads)
+    names = [key.thread_id for key in heads]
+    labels_by_thread = (await said_around(store, names))[0].labels
+    origins = await _origins(store, thread_id, names)
     found: list[dict[str, Any]] = []
     for key in heads:
         if key not in there.loaded and key not in there.damage:
             # It was deleted meanwhile.
             continue
-        labels = await _labels(store, key.thread_id)
+        labels = labels_by_thread.get(key.thread_id, NO_LABELS)
         if archived or not labels.is_archived or key.thread_id == thread_id:
-            found.append(await _described(store, key, there.loaded.get(key), labels))
+            found.append(_described(key, there.loaded.get(key), labels, origins.get(key.thread_id)))
     found.sort(key=lambda branch: (branch["thread_id"] != first, branch["name"].casefold(), branch["thread_id"]))
     return {"thread_id": thread_id, "branches": found}
 
@@ -54,11 +60,13 @@ async def require_free_name(engine: CheckpointEngine, thread_id: str, name: str,
     The engine allows it. People who read such names, and write `trip@cheap`, would not know which one is meant.
     """
     store = repository_of(engine).store
+    others: list[str] = []
     for head in await _heads(store, await _first(store, thread_id)):
-        other = head.thread_id
-        if other == but or branch_name(other) is None:
-            continue
-        if called(other, await _labels(store, other)) == called_like(name):
+        if head.thread_id != but and branch_name(head.thread_id) is not None:
+            others.append(head.thread_id)
+    labels = (await said_around(store, others))[0].labels
+    for other in others:
+        if called(other, labels.get(other, NO_LABELS)) == called_like(name):
             raise InvalidInput(
                 f"there is a branch called {checks.shown(name)} already, {checks.shown(other)}, and nobody could tell "
                 "the two apart; choose another name, or rename or delete that one first"
@@ -95,14 +103,20 @@ async def _thread(store: Store, thread_id: str) -> Thread | None:
         return None
 
 
-async def _labels(store: Store, thread_id: str) -> Labels:
-    try:
-        return (await said_of(store, [thread_id])).labels[thread_id]
-    except CheckpointCorrupted:
-        return NO_LABELS
+async def _origins(store: Store, thread_id: str, names: Sequence[str]) -> Mapping[str, Key]:
+    """Return where the threads of a family began, as far as that can be read."""
+    if isinstance(store, ReadsFamilies):
+        with contextlib.suppress(CheckpointCorrupted):
+            return await store.origins(thread_id)
+    found: dict[str, Key] = {}
+    for name in names:
+        thread = await _thread(store, name)
+        if thread is not None and thread.origin is not None:
+            found[name] = thread.origin
+    return found
 
 
-async def _described(store: Store, key: Key, head: Loaded | None, labels: Labels) -> dict[str, Any]:
+def _described(key: Key, head: Loaded | None, labels: Labels, origin: Key | None) -> dict[str, Any]:
     """Return a thread of a family; without a `head` that can be read nobody knows which step it has come to."""
     record = head.stored.record if head is not None else None
     return {
@@ -110,7 +124,7 @@ async def _described(store: Store, key: Key, head: Loaded | None, labels: Labels
         "name": called(key.thread_id, labels),
         "is_branch": branch_name(key.thread_id) is not None,
         "archived": labels.is_archived,
-        "origin": origin_ref(await _thread(store, key.thread_id)),
+        "origin": place_ref(origin),
         "id": key.checkpoint_id,
         "step": record.step if record is not None else None,
         "updated_at": record.created_at if record is not None else "",

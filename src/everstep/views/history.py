@@ -18,8 +18,8 @@ from everstep.history.labels import NO_LABELS
 from everstep.repository.around_damage import readable
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
-from everstep.stores.protocol import Key, Loaded, Record, Store, Stored
-from everstep.timeline.labels import Said, said_of
+from everstep.stores.protocol import Key, Loaded, Record, Stored
+from everstep.timeline.labels import said_around
 from everstep.views import rows as rows_of
 from everstep.views import run_steps
 from everstep.views.differences import Changed, changed_since_parent
@@ -343,7 +343,8 @@ async def look(repository: Repository, listed: Sequence[Stored]) -> Looked:
     if graphs:
         found |= await _look_at_graphs(repository, graphs)
     keys = {stored.record.key for stored in listed}
-    said, trouble = await _said_of(repository.store, {key.thread_id for key in keys})
+    # A row is of use without its note, too.
+    said, trouble = await said_around(repository.store, {key.thread_id for key in keys})
     for key in keys:
         labels = said.labels.get(key.thread_id, NO_LABELS)
         if key in said.tags or key in said.notes or labels != NO_LABELS:
@@ -351,20 +352,6 @@ async def look(repository: Repository, listed: Sequence[Stored]) -> Looked:
                 tag_changes=said.tags.get(key, NO_CHANGES), note=said.notes.get(key, ""), labels=labels
             )
     return Looked(found, trouble)
-
-
-async def _said_of(store: Store, threads: Iterable[str]) -> tuple[Said, CheckpointCorrupted | None]:
-    """Return what the logs of threads say, and why one cannot be read: a row is of use without its note, too."""
-    found = Said({}, {}, {})
-    trouble: CheckpointCorrupted | None = None
-    for thread_id in sorted(threads):
-        try:
-            said = await said_of(store, [thread_id])
-        except CheckpointCorrupted as exc:
-            trouble = exc
-            continue
-        found = Said({**found.tags, **said.tags}, {**found.notes, **said.notes}, {**found.labels, **said.labels})
-    return found, trouble
 
 
 async def _look_at_tools(repository: Repository, keys: Sequence[Key]) -> dict[Key, Seen]:

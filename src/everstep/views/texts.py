@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from everstep.history.labels import Labels
-from everstep.stores.protocol import Thread
+from everstep.stores.protocol import Key, Thread
 from everstep.timeline.branch import branch_name
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x9b[0-?]*[ -/]*[@-~]")
@@ -54,9 +54,16 @@ def called_like(name: str) -> str:
 
 def origin_ref(thread: Thread | None) -> str | None:
     """Return where a thread began as a branch, as a reference; None if it did not, or is gone."""
-    if thread is None or thread.origin is None:
+    if thread is None:
         return None
-    return f"{thread.origin.thread_id}@{thread.origin.checkpoint_id}"
+    return place_ref(thread.origin)
+
+
+def place_ref(place: Key | None) -> str | None:
+    """Return a checkpoint as a reference; None of none."""
+    if place is None:
+        return None
+    return f"{place.thread_id}@{place.checkpoint_id}"
 
 
 def as_text(value: Any) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,9 +17,10 @@ from everstep.repository.around_damage import readable
 from everstep.repository.finding import make_search
 from everstep.repository.repository import Repository
 from everstep.runtime import checks
+from everstep.stores.abilities import ReadsFamilies
 from everstep.stores.protocol import Hit, Loaded, Record, Store, Stored, Thread
 from everstep.timeline.branch import branch_name
-from everstep.timeline.labels import is_branch, said_of
+from everstep.timeline.labels import is_branch, said_around, said_of
 from everstep.types import TASK_NAMESPACE
 from everstep.views import rows, run_steps
 from everstep.views.history import look_at_pending
@@ -76,8 +79,7 @@ async def page(
     scan = Scan[dict[str, Any]](limit, SCANNED_MAX)
     while scan.goes_on:
         hits = scan.look_at(await repository.store.search(replace(search, limit=count + 1)), count)
-        with_text = [hit for hit in hits if await _has_text(repository.store, hit, wanted)]
-        for hit, thread in await _described(repository, with_text):
+        for hit, thread in await _described(repository, await _with_text(repository.store, hits, wanted)):
             if (status is None or thread["status"] == status) and (archived or not thread["archived"]):
                 scan.add(hit, thread)
         if scan.last is not None:
@@ -106,19 +108,32 @@ async def one(engine: CheckpointEngine, thread_id: str) -> dict[str, Any]:
         search = replace(search, after=hits[-1].position)
 
 
-async def _has_text(store: Store, hit: Hit, text: str) -> bool:
+async def _with_text(store: Store, hits: Sequence[Hit], text: str) -> Sequence[Hit]:
+    """Return the threads that contain a text."""
     if not text:
-        return True
-    thread_id = hit.position.thread_id
-    holders = [thread_id]
+        return hits
+    found: list[Hit] = []
+    # Only a branch can have got another name, and only then is its log read.
+    others: list[str] = []
+    for hit in hits:
+        thread_id = hit.position.thread_id
+        if not _has_text(hit, text) and branch_name(thread_id) is not None:
+            others.append(thread_id)
+    labels = (await said_around(store, others))[0].labels
+    for hit in hits:
+        name = labels.get(hit.position.thread_id, NO_LABELS).name
+        if text in name.casefold() or _has_text(hit, text):
+            found.append(hit)
+    return found
+
+
+def _has_text(hit: Hit, text: str) -> bool:
+    holders = [hit.position.thread_id]
     if hit.stored is not None:
         record = hit.stored.record
         tags, summary = described(record)
         holders += [summary, *tags, *_texts_in(record.metadata)]
-    if any(text in holder.casefold() for holder in holders):
-        return True
-    # Only a branch can have got another name, and only then is its log read.
-    return branch_name(thread_id) is not None and text in (await _labels(store, thread_id)).name.casefold()
+    return any(text in holder.casefold() for holder in holders)
 
 
 async def _labels(store: Store, thread_id: str) -> Labels:
@@ -143,6 +158,8 @@ class _About(NamedTuple):
     """It is no task, but `send` runs it."""
     labels: Labels = NO_LABELS
     """What was said about it later, if it is a branch."""
+    branches: int = 0
+    """How many began from it."""
 
 
 async def _described(repository: Repository, hits: Sequence[Hit]) -> list[tuple[Hit, dict[str, Any]]]:
@@ -150,13 +167,14 @@ async def _described(repository: Repository, hits: Sequence[Hit]) -> list[tuple[
     whole = [hit.stored.record for hit in hits if hit.stored is not None]
     # Whoever opens one that cannot be read is told.
     loaded = (await readable(store, [record.key for record in whole if not is_own(record.kind)], writes=True)).loaded
+    known = await _known_of(store, hits)
     found: list[tuple[Hit, dict[str, Any]]] = []
     for hit in hits:
         if hit.stored is None:
             found.append((hit, _shown_damaged(hit)))
             continue
         try:
-            about = await _about(store, hit.position.thread_id)
+            about = await _about(store, hit.position.thread_id, known)
             head = loaded.get(hit.stored.record.key)
             shown = _shown(hit, about, head, await _summary(repository, hit.stored, head))
             if run_steps.is_run(hit.stored.record):
@@ -187,22 +205,53 @@ async def _summary(repository: Repository, stored: Stored, head: Loaded | None) 
     return rows.title_of(head.stored, seen, rows.kind_of(head.stored, seen))
 
 
-async def _about(store: Store, thread_id: str) -> _About:
+class _Known(NamedTuple):
+    """What is known of the threads of a page together."""
+
+    labels: Mapping[str, Labels]
+    """What was said about branches, as far as their names tell that they are some."""
+    branches: Mapping[str, int]
+    """How many began from a thread, of the threads whose family has several on the page."""
+
+
+async def _known_of(store: Store, hits: Sequence[Hit]) -> _Known:
+    """Ask about the threads of a page together: a page may show many of a family that has thousands."""
+    families: dict[str, list[str]] = {}
+    for hit in hits:
+        if hit.stored is not None:
+            families.setdefault(hit.stored.family, []).append(hit.position.thread_id)
+    branches: Counter[str] = Counter()
+    for names in families.values():
+        if len(names) > 1 and isinstance(store, ReadsFamilies):
+            with contextlib.suppress(CheckpointCorrupted):
+                began = await store.origins(names[0])
+                branches.update(dict.fromkeys(names, 0))
+                branches.update(origin.thread_id for origin in began.values())
+    named = [hit.position.thread_id for hit in hits if branch_name(hit.position.thread_id) is not None]
+    return _Known((await said_around(store, named))[0].labels, branches)
+
+
+async def _about(store: Store, thread_id: str, known: _Known) -> _About:
+    count = known.branches.get(thread_id)
     try:
-        thread = await store.thread(thread_id, branches=True, brief=True)
+        thread = await store.thread(thread_id, branches=count is None, brief=True)
     except CheckpointCorrupted:  # it is listed all the same, so that somebody can look at it
         return _About(None, None, False)
-    labels = NO_LABELS
-    if thread is not None and is_branch(thread):
+    if thread is not None and count is None:
+        count = len(thread.branches)
+    labels = known.labels.get(thread_id, NO_LABELS)
+    # Its name does not tell that it is a branch.
+    if thread is not None and is_branch(thread) and thread_id not in known.labels:
         labels = await _labels(store, thread_id)
+    about = _About(thread, None, False, labels, count or 0)
     if thread is None or TASK_NAMESPACE not in thread.heads:
-        return _About(thread, None, False, labels)
+        return about
     loaded = await store.read(thread_id, TASK_NAMESPACE)
     task = loaded.stored.record.metadata.get("task") if loaded is not None else None
     if not isinstance(task, Mapping):
-        return _About(thread, None, False, labels)
+        return about
     is_task = task.get("is_task", True) is not False
-    return _About(thread, task, not is_task, labels)
+    return about._replace(task=task, is_turn=not is_task)
 
 
 def _shown_damaged(hit: Hit) -> dict[str, Any]:
@@ -231,9 +280,6 @@ def _moment(hit: Hit) -> str:
 def _shown(hit: Hit, about: _About, head: Loaded | None, summary: str) -> dict[str, Any]:
     record = hit.whole.record
     tags = described(record)[0]
-    branches = 0
-    if about.thread is not None:
-        branches = len(about.thread.branches)
     return {
         "thread_id": hit.position.thread_id,
         "name": called(hit.position.thread_id, about.labels),
@@ -245,7 +291,7 @@ def _shown(hit: Hit, about: _About, head: Loaded | None, summary: str) -> dict[s
         "summary": summary,
         "tags": [one_line(tag, 80) for tag in tags],
         "metadata": to_json(dict(record.metadata), max_bytes=_METADATA_BYTES_MAX),
-        "branches": branches,
+        "branches": about.branches,
         "origin": origin_ref(about.thread),
         "head": record.key.checkpoint_id,
     }

@@ -476,6 +476,20 @@ class ReadRows(Rows):
             return []
         return list(itertools.islice(self._logged(thread, reverse=True), limit))
 
+    def logs(self, thread_ids: Sequence[str], limit: int) -> dict[str, list[Operation]]:
+        return {thread_id: self.operations(thread_id, limit) for thread_id in thread_ids}
+
+    def origins(self, thread_id: str) -> dict[str, Key]:
+        found: dict[str, Key] = {}
+        thread = self._thread(thread_id)
+        if thread is None:
+            return found
+        for other in self._relatives(thread.family):
+            origin = _origin(other)
+            if origin is not None:
+                found[other.name] = origin
+        return found
+
     def _logged(self, thread: ThreadRow, *, reverse: bool = False) -> Iterator[Operation]:
         for key, value in self._all(OPERATIONS + number(thread.number), reverse=reverse):
             yield unpack_operation(value[1:], keys.last_number(key), value[:1] == b"\1")

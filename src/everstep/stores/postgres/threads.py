@@ -21,7 +21,7 @@ from everstep.stores.postgres.forms import (
     to_listed,
 )
 from everstep.stores.postgres.reading import Reading
-from everstep.stores.protocol import Hidden, Newest, Operation, Outline, Place, SharedState, Stored, Thread
+from everstep.stores.protocol import Hidden, Key, Newest, Operation, Outline, Place, SharedState, Stored, Thread
 from everstep.stores.records import unpack_operation, unpack_origin, unpack_segment, unpack_shared_state
 
 _OF_OWN_LINES = "r.line IN (SELECT id FROM {lines} WHERE family = %(f)s AND thread = %(t)s)"
@@ -183,6 +183,15 @@ class ReadingThreads(Reading):
         return [to_listed(row) for row in rows]
 
     def _branches(self, family: int, thread_id: str) -> list[str]:
+        return [name for name, origin in self._origins(family).items() if origin.thread_id == thread_id]
+
+    def origins(self, thread_id: str) -> dict[str, Key]:
+        row = self._one("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),))
+        if row is None:
+            return {}
+        return self._origins(row[0])
+
+    def _origins(self, family: int) -> dict[str, Key]:
         rows = self._all(
             "SELECT name, origin FROM {threads} WHERE family = %s AND origin IS NOT NULL ORDER BY id", (family,)
         )
@@ -193,11 +202,10 @@ class ReadingThreads(Reading):
         )
         if lost is not None:
             raise damaged("its row of threads is missing", self._name_of(family, lost[0]))
-        found: list[str] = []
+        found: dict[str, Key] = {}
         for encoded, origin in rows:
             name = encoded.decode()
-            if unpack_origin(origin, name).thread_id == thread_id:
-                found.append(name)
+            found[name] = unpack_origin(origin, name)
         return found
 
     def _shared_states_of(self, family: int, thread: int, thread_id: str) -> dict[str, list[SharedState]]:
@@ -256,3 +264,35 @@ class ReadingThreads(Reading):
         check_answer(thread_id, checked.fetchall(), whole)
         rows = found.fetchall()
         return [unpack_operation(data, seq, undone) for data, seq, undone in rows]
+
+    def logs(self, thread_ids: Sequence[str], limit: int) -> dict[str, list[Operation]]:
+        names = [name.encode() for name in thread_ids]
+        _, (_, *bounds) = ask_whole("")
+        found, checked = self._ask_together(
+            [
+                (
+                    """SELECT w.place, o.data, o.seq, o.undone
+                       FROM unnest(%s::bytea[]) WITH ORDINALITY AS w (name, place)
+                       JOIN {names} n ON n.name = w.name
+                       CROSS JOIN LATERAL (SELECT o.data, o.seq, o.undone FROM {operations} o
+                           WHERE o.family = n.family AND o.thread = n.thread ORDER BY o.seq DESC LIMIT %s) o
+                       ORDER BY o.seq DESC""",
+                    (names, limit),
+                ),
+                (
+                    """SELECT w.place, x.* FROM unnest(%s::bytea[]) WITH ORDINALITY AS w (name, place)
+                       CROSS JOIN LATERAL {whole}(w.name, %s, %s, %s) x""",
+                    (names, *bounds),
+                ),
+            ]
+        )
+        answers: dict[int, list[Any]] = {}
+        for place, *row in checked.fetchall():
+            answers.setdefault(place, []).append(row)
+        for place, answer in answers.items():
+            thread_id = thread_ids[place - 1]
+            check_answer(thread_id, answer, ask_whole(thread_id))
+        logs: dict[str, list[Operation]] = {thread_id: [] for thread_id in thread_ids}
+        for place, data, seq, undone in found.fetchall():
+            logs[thread_ids[place - 1]].append(unpack_operation(data, seq, undone))
+        return logs

@@ -566,6 +566,20 @@ class Reading(Calls):
             return []
         return _operations_in(found[1][1])
 
+    def logs(self, thread_ids: Sequence[str], limit: int) -> dict[str, list[Operation]]:
+        found: dict[str, list[Operation]] = {}
+        replies = self._ask_many("log", [(name, limit) for name in thread_ids])
+        for name, reply in zip(thread_ids, replies, strict=True):
+            found[name] = _operations_in(reply[1]) if reply is not None else []
+        return found
+
+    def origins(self, thread_id: str) -> dict[str, Key]:
+        found = self._ask("thread", thread_id, 1, 1)
+        if found is None:
+            return {}
+        born = found[1][1:][6]
+        return _origins_of(born)
+
     def raw(self, thread_id: str, family_threads: bool) -> RawThread | None:
         found = self._ask("raw", thread_id, int(family_threads))
         if found is None:
@@ -692,10 +706,14 @@ def _origin_of(fields: Mapping[bytes, bytes], thread_id: str) -> Key | None:
 
 def _branches_of(thread_id: str, born: Iterable[Any]) -> list[str]:
     """Return the threads that began in a thread, the oldest first; `born` has the branches of the whole family."""
-    found: list[str] = []
+    return [name for name, origin in _origins_of(born).items() if origin.thread_id == thread_id]
+
+
+def _origins_of(born: Iterable[Any]) -> dict[str, Key]:
+    """Return where branches began, the oldest first."""
+    found: dict[str, Key] = {}
     for _, name, origin in sorted(born, key=lambda row: int(row[0])):
-        if unpack_origin(origin, name.decode()).thread_id == thread_id:
-            found.append(name.decode())
+        found[name.decode()] = unpack_origin(origin, name.decode())
     return found
 
 

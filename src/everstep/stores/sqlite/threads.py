@@ -159,10 +159,17 @@ class ReadingThreads(Listing):
             yield to_listed(row)
 
     def _branches(self, family: int, thread_id: str) -> list[str]:
+        return [name for name, origin in self._origins(family).items() if origin.thread_id == thread_id]
+
+    def origins(self, thread_id: str) -> dict[str, Key]:
+        family = self._execute("SELECT family FROM threads WHERE name = ?", (thread_id,)).get
+        return self._origins(family)
+
+    def _origins(self, family: int | None) -> dict[str, Key]:
         rows = self._execute(
             "SELECT name, origin FROM threads WHERE family = ? AND origin IS NOT NULL ORDER BY id", (family,)
         )
-        return [name for name, origin in rows if unpack_origin(origin, name).thread_id == thread_id]
+        return {name: unpack_origin(origin, name) for name, origin in rows}
 
     def _hidden(self, thread: int, operation: int | None = None) -> dict[int, list[Hidden]]:
         hidden: dict[int, list[Hidden]] = {}
@@ -246,3 +253,6 @@ class ReadingThreads(Listing):
             (thread_id, limit),
         )
         return [unpack_operation(data, seq, bool(undone)) for data, seq, undone in rows]
+
+    def logs(self, thread_ids: Sequence[str], limit: int) -> dict[str, list[Operation]]:
+        return {thread_id: self.operations(thread_id, limit) for thread_id in thread_ids}
