@@ -47,7 +47,7 @@ def fill(store: Any) -> None:
     go(store.put_writes(Key("t", "", "t-4"), [WRITE], ()))
 
 
-LOOKS: dict[str, Callable[[Store], Any]] = {
+LOOKS: dict[str, Callable[[Any], Any]] = {
     "head": lambda store: store.read("t", objects=True, writes=True),
     "head of a namespace": lambda store: store.read("t", "ns"),
     "many": lambda store: store.read_many([Key("t", "", f"t-{n}") for n in (1, 2, 3, 4)]),
@@ -57,6 +57,8 @@ LOOKS: dict[str, Callable[[Store], Any]] = {
     "count": lambda store: store.count(Query(thread_id="t", namespace=None)),
     "thread": lambda store: store.thread("t", branches=True, ancestry=True),
     "operations": lambda store: store.operations("t", 10),
+    "logs": lambda store: store.logs(["before", "t", "branch", "absent"], 10),
+    "origins": lambda store: store.origins("t"),
     "raw": lambda store: store.raw("t"),
     "first checkpoint": lambda store: store.read("t", "", "t-1"),
     "pinned checkpoint": lambda store: store.read("t", "", "t-2"),

@@ -186,7 +186,12 @@ class ReadingThreads(Reading):
         return [name for name, origin in self._origins(family).items() if origin.thread_id == thread_id]
 
     def origins(self, thread_id: str) -> dict[str, Key]:
-        row = self._one("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),))
+        whole = ask_whole(thread_id)
+        found, checked = self._ask_together(
+            [("SELECT family FROM {names} WHERE name = %s", (thread_id.encode(),)), whole]
+        )
+        check_answer(thread_id, checked.fetchall(), whole)
+        row = found.fetchone()
         if row is None:
             return {}
         return self._origins(row[0])
