@@ -20,9 +20,9 @@ from everstep.history.merge_base import MergeBase
 from everstep.history.three_way import Resolve
 from everstep.langgraph import display
 from everstep.langgraph.channels import Channels, Form
-from everstep.langgraph.checkpoints import KIND
 from everstep.langgraph.classes import Kinds
 from everstep.langgraph.merging import KINDS, merged, named
+from everstep.langgraph.saved import KIND
 from everstep.reports import Difference
 from everstep.repository.repository import Repository, squeezed_objects
 from everstep.stores.protocol import (

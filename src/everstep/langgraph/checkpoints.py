@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, InvalidInput, StoreUnavailable
+from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, StoreUnavailable
 from everstep.langgraph.channels import (
     CHAT,
     LIST_CHANNEL,
@@ -31,6 +31,7 @@ from everstep.langgraph.channels import (
 from everstep.langgraph.configs import COUNTERS
 from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.last_written import Line, Lines
+from everstep.langgraph.saved import KIND, SPECIAL_WRITES, Pending, Saved, check_kind, node_of, of_graph
 from everstep.repository.fences import Fence
 from everstep.repository.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
 from everstep.repository.turns import BEATEN_MAX
@@ -60,12 +61,6 @@ logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
 
-KIND = "langgraph"
-"""The `kind` of every record that is written here."""
-
-SPECIAL_WRITES = {"__error__": -1, "__scheduled__": -2, "__interrupt__": -3, "__resume__": -4}
-"""Channels of which a task has one write, the last one; other writes are numbered by their place."""
-
 _FEW_OBJECTS = 32  # so many are sent sooner than those of the parent are looked up
 _PAGE_FIRST = 16
 _PAGE_MAX = 128
@@ -78,29 +73,6 @@ _TS_LENGTH = len("2026-01-01T00:00:00.000000+00:00")
 _UNCOMMITTED = BaseRef(Key("", "", ""), b"")
 _REQUIRED_FIELDS = frozenset(("id", "ts", "channel_values", "channel_versions", "versions_seen", "v"))
 _OWN_FIELDS = _REQUIRED_FIELDS | {"updated_channels"}
-
-
-class Saved(NamedTuple):
-    """A checkpoint with its values."""
-
-    stored: Stored
-    checkpoint: dict[str, Any]
-    writes: list[tuple[str, str, Any]]
-    """(task, channel, value), in the order in which LangGraph applies them."""
-    absent: tuple[str, ...] = ()
-    """What was not in the checkpoint when it was put, and has been filled in."""
-    odd: Mapping[str, Any] = MappingProxyType({})
-    """What was in the checkpoint but not as LangGraph has it."""
-
-
-class Pending(NamedTuple):
-    """A write of a task, with its number and the place of the task."""
-
-    task_id: str
-    idx: int
-    channel: str
-    value: Any
-    task_path: str = ""
 
 
 class Delta(NamedTuple):
@@ -254,7 +226,7 @@ class Threads:
 
         def build(head: Stored | None) -> Draft:
             if head is not None and head.record.kind != KIND:
-                _check_kind(head)
+                check_kind(head)
             return draft
 
         change = Change(thread_id, namespace, build=build, head=moves, fresh=fresh)
@@ -685,7 +657,7 @@ class Threads:
         query = Query(thread_id=thread_id, namespace=None, limit=limit)
         while limit is None or len(keys) < limit:
             listed = await self._store.list_checkpoints(query)
-            keys += [stored.record.key for stored in _own(listed)]
+            keys += [stored.record.key for stored in of_graph(listed)]
             if limit is None or len(listed) < limit:
                 break
             query = replace(query, offset=query.offset + limit)
@@ -759,7 +731,7 @@ class Threads:
     def _at_hand(self, loaded: Loaded) -> Saved | None:
         """Return a checkpoint with its values if all of it is in memory, and right."""
         try:
-            _check_kind(loaded.stored)
+            check_kind(loaded.stored)
             return self._assembled(loaded, None, self._repository.memory.contents)
         except EverstepError:
             return None  # `_saved` fetches what is missing, and says what is wrong
@@ -771,7 +743,7 @@ class Threads:
         was deleted.
         """
         key = loaded.stored.record.key
-        _check_kind(loaded.stored)
+        check_kind(loaded.stored)
         try:
             try:
                 return work(loaded, self._repository.memory.contents)
@@ -785,7 +757,7 @@ class Threads:
                 if again is None:
                     return None
                 loaded = again
-                _check_kind(loaded.stored)
+                check_kind(loaded.stored)
                 objects = await self._repository.objects(loaded.stored.family, _children(loaded))
                 objects |= verified(loaded.objects)
             return work(loaded, objects)
@@ -892,9 +864,9 @@ class Threads:
             if thread is None:
                 continue
             query = Query(thread_id=thread_id, namespace=None, hidden="also")
-            listed = _own(await self._store.list_checkpoints(query))
+            listed = of_graph(await self._store.list_checkpoints(query))
             for stored in listed[:1]:
-                _check_kind(stored)
+                check_kind(stored)
             heads = {(namespace, head[0]) for namespace, head in thread.heads.items()}
             await self._delete(thread_id, [s.record.key for s in listed if s.record.key[1:] not in heads])
 
@@ -1042,11 +1014,6 @@ def _written_children(loaded: Loaded) -> bytes:
     return b"".join([write.children for write in loaded.writes])
 
 
-def node_of(write: Write) -> tree.Node:
-    """Return the value of a write; the first byte of its body is the form."""
-    return tree.Node(write.children, write.body[1:], write.size)
-
-
 def _created_at(checkpoint: Mapping[str, Any], otherwise: str | None) -> str:
     ts = checkpoint.get("ts", otherwise)
     if type(ts) is str and len(ts) == _TS_LENGTH and ts.isascii():  # as LangGraph writes it
@@ -1112,20 +1079,3 @@ def _delta_channels(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) 
     counted = metadata.get(COUNTERS) or {}
     values = checkpoint.get("channel_values") or {}
     return [name for name in counted if name not in values]
-
-
-def is_call(namespace: str) -> bool:
-    """Whether a namespace is that of one call of a subgraph, `node:task`: it is not read again after the call."""
-    return ":" in namespace and namespace != TASK_NAMESPACE
-
-
-def _own(listed: Sequence[Stored]) -> list[Stored]:
-    """Return what is a graph's of what a thread holds."""
-    return [stored for stored in listed if stored.record.key.namespace != TASK_NAMESPACE]
-
-
-def _check_kind(stored: Stored) -> None:
-    if stored.record.kind != KIND:
-        raise InvalidInput(
-            f"thread {stored.record.key.thread_id!r} was not written by a LangGraph saver; use another thread_id"
-        )

@@ -9,7 +9,7 @@ from everstep.backends import CheckpointBackend, StoreBackend
 from everstep.config import CheckpointGC, SnapshotConfig
 from everstep.engine import CheckpointEngine
 from everstep.errors import InvalidInput, UnsupportedByBackend
-from everstep.langgraph.checkpoints import KIND, is_call
+from everstep.langgraph.saved import KIND, is_call
 from everstep.reports import GCReport
 from everstep.retention.keeper import Keeper, Scope
 from everstep.runtime import checks

@@ -9,10 +9,11 @@ from typing import Any
 
 from everstep.errors import CheckpointCorrupted, EverstepError
 from everstep.langgraph import configs
-from everstep.langgraph.checkpoints import Saved, Threads
+from everstep.langgraph.checkpoints import Threads
 from everstep.langgraph.equality import SameItems, difference, same_packed
 from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.import_batches import ThreadPlan, Workshop
+from everstep.langgraph.saved import Saved
 from everstep.langgraph.stock_savers import Source, SourceEntry
 from everstep.stores.abilities import ReadsTogether
 from everstep.stores.protocol import Key, Record

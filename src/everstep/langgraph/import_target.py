@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from everstep.errors import InvalidInput
 from everstep.history.operation_log import DEPTH_MAX
-from everstep.langgraph.checkpoints import KIND
 from everstep.langgraph.import_batches import ThreadPlan, Workshop, parents_first, size_of
 from everstep.langgraph.import_comparing import Comparison, in_order
+from everstep.langgraph.saved import KIND
 from everstep.langgraph.stock_savers import Outline, Source, SourceEntry
 from everstep.stores.abilities import ReadsTogether
 from everstep.stores.protocol import Key, Query, Store, Stored

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from everstep.langgraph.checkpoints import Pending, Threads
+from everstep.langgraph.checkpoints import Threads
 from everstep.langgraph.import_batches import ThreadPlan
+from everstep.langgraph.saved import Pending
 from everstep.langgraph.stock_savers import Attached, Source
 from everstep.stores.protocol import Key, Store, Write
 

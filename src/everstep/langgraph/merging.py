@@ -21,11 +21,11 @@ from everstep.history.merge_base import MergeBase, root_of_nodes
 from everstep.history.three_way import Resolve, merge
 from everstep.langgraph import display
 from everstep.langgraph.channels import FOREIGN, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Form, Written, repeats_max
-from everstep.langgraph.checkpoints import KIND, node_of
 from everstep.langgraph.classes import Kinds
 from everstep.langgraph.compat import new_checkpoint_id, next_version, number_of
 from everstep.langgraph.merge_steps import PartedLine, Piece, Steps
 from everstep.langgraph.messages import Messages, base_class
+from everstep.langgraph.saved import KIND, node_of
 from everstep.reports import Conflict
 from everstep.repository.repository import Repository, squeezed_objects
 from everstep.runtime.deadlines import held_by_caller

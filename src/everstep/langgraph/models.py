@@ -12,7 +12,7 @@ from typing import Any, Self
 from everstep.backends import StoreBackend
 from everstep.errors import InvalidInput, MissingDependency
 from everstep.factory import backend_of_kind
-from everstep.langgraph.checkpoints import Saved
+from everstep.langgraph.saved import Saved
 from everstep.runtime.blocking import NeedsAsync, describe_on_store
 from everstep.stores.protocol import Record
 

@@ -21,8 +21,9 @@ from everstep.durable.replay import differences_of
 from everstep.durable.unknown_effects import Unknown
 from everstep.errors import EffectConflict, EffectUnknown, IdTaken, InvalidInput, ReplayMismatch
 from everstep.history.ancestry import ancestry_of
-from everstep.langgraph.checkpoints import KIND, Threads
+from everstep.langgraph.checkpoints import Threads
 from everstep.langgraph.nodes import Node
+from everstep.langgraph.saved import KIND
 from everstep.repository.effects import Effect, Effects, host_of
 from everstep.runtime import checks
 from everstep.stores.protocol import Key, Query, Stored

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from everstep.errors import StoreError, TaskLost, TaskRunning
 from everstep.langgraph import configs
-from everstep.langgraph.checkpoints import is_call
+from everstep.langgraph.saved import is_call
 from everstep.langgraph.saver import HarnessCheckpointer
 from everstep.repository.claims import FAILED, RETURNED, Claim, Claims, Found
 from everstep.types import TASK_NAMESPACE

@@ -28,7 +28,7 @@ from everstep.errors import InvalidInput
 from everstep.factory import backend_from_url
 from everstep.langgraph import configs
 from everstep.langgraph.channels import Channels
-from everstep.langgraph.checkpoints import Saved, Threads, is_call
+from everstep.langgraph.checkpoints import Threads
 from everstep.langgraph.classes import Kinds
 from everstep.langgraph.compat import (
     BaseCheckpointSaver,
@@ -46,6 +46,7 @@ from everstep.langgraph.models import (
     backend_of,
     record_of,
 )
+from everstep.langgraph.saved import Saved, is_call
 from everstep.opening.addresses import Address
 from everstep.opening.options import StoreOptions
 from everstep.repository.fences import Fence

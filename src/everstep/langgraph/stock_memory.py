@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from everstep.langgraph.checkpoints import Pending
 from everstep.langgraph.gc_pause import QUIET
+from everstep.langgraph.saved import Pending
 from everstep.langgraph.stock_savers import (
     Attached,
     Outline,

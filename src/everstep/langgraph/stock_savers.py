@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everstep.errors import CheckpointCorrupted, InvalidInput, MissingDependency
-from everstep.langgraph.checkpoints import Pending
+from everstep.langgraph.saved import Pending
 from everstep.langgraph.stock_values import remembering, stock_serializer
 from everstep.opening.addresses import place_of
 from everstep.stores.protocol import Key

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from everstep.langgraph.checkpoints import Pending
+from everstep.langgraph.saved import Pending
 from everstep.langgraph.stock_savers import Attached, Outline, Source, SourceEntry, entry_of
 from everstep.stores.protocol import Key
 
