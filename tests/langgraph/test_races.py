@@ -12,7 +12,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 import everstep
-from everstep.langgraph import HarnessCheckpointer, channels, checkpoints
+from everstep.langgraph import HarnessCheckpointer, channels, encoding
 from everstep.langgraph.gc_pause import QUIET
 from everstep.repository.repository import Encoded, encoded
 from everstep.runtime.blocking import run_to_end
@@ -132,7 +132,7 @@ def test_a_large_dict_of_which_one_value_changed_sends_what_is_new(monkeypatch: 
         sent.append(len(writer.objects))
         return encoded(nodes, writer, base, **options)
 
-    monkeypatch.setattr(checkpoints, "encoded", counted)
+    monkeypatch.setattr(encoding, "encoded", counted)
     saver, value = HarnessCheckpointer(), {str(n): "x" * n for n in range(2000)}
     for n in range(1, 5):
         value = value if n == 4 else value | {"7": f"changed {n}" * 20}

@@ -7,10 +7,8 @@ commit that the parent is still what the line says; if not, everything is writte
 
 from __future__ import annotations
 
-import functools
 import logging
-import operator
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -23,17 +21,15 @@ from everstep.langgraph.channels import (
     SEED,
     WRITES,
     Channels,
-    Form,
-    Small,
-    Written,
-    repeats_max,
 )
 from everstep.langgraph.configs import COUNTERS
+from everstep.langgraph.encoding import Delta, Encoder
+from everstep.langgraph.envelope import checkpoint_of, is_complete
 from everstep.langgraph.gc_pause import QUIET
 from everstep.langgraph.last_written import Line, Lines
 from everstep.langgraph.saved import KIND, SPECIAL_WRITES, Pending, Saved, check_kind, node_of, of_graph
 from everstep.repository.fences import Fence
-from everstep.repository.repository import Encoded, Repository, encoded, reclaim, squeezed_objects, verified
+from everstep.repository.repository import Encoded, Repository, reclaim, squeezed_objects, verified
 from everstep.repository.turns import BEATEN_MAX
 from everstep.runtime import calls, checks
 from everstep.runtime.calls import public_call
@@ -51,8 +47,7 @@ from everstep.stores.protocol import (
     Write,
 )
 from everstep.types import TASK_NAMESPACE, utc_now
-from everstep.values import costs, tree
-from everstep.values.tree import repetition
+from everstep.values import tree
 
 if TYPE_CHECKING:
     from everstep.retention.keeper import Keeper
@@ -61,29 +56,11 @@ logger = logging.getLogger("everstep")
 
 T = TypeVar("T")
 
-_FEW_OBJECTS = 32  # so many are sent sooner than those of the parent are looked up
 _PAGE_FIRST = 16
 _PAGE_MAX = 128
 _AHEAD_MAX = 8  # checkpoints decoded before they are asked for
 _LOOKS_MAX = 4  # at a checkpoint that others replace or write to meanwhile
-_ONLY_DICTS = frozenset((dict,))
-_NONE = object()  # the version of a channel of which none is known
-_form_of = operator.attrgetter("form")  # only PLAIN is false
 _TS_LENGTH = len("2026-01-01T00:00:00.000000+00:00")
-_UNCOMMITTED = BaseRef(Key("", "", ""), b"")
-_REQUIRED_FIELDS = frozenset(("id", "ts", "channel_values", "channel_versions", "versions_seen", "v"))
-_OWN_FIELDS = _REQUIRED_FIELDS | {"updated_channels"}
-
-
-class Delta(NamedTuple):
-    """What the value of a channel without one is made from."""
-
-    seed: Written | None
-    """The last value that was stored."""
-    before: Written | None
-    """The writes since, as the parent keeps them."""
-    items: list[Any]
-    """The parent's own: [task, form, value]."""
 
 
 class _Copied(NamedTuple):
@@ -125,6 +102,7 @@ class Threads:
         self._lines = lines or Lines()
         self._fence = fence
         self._shares = shares
+        self._encoder = Encoder(channels, repository.memory)
         self._store = repository.store
         self.figures = repository.figures
         """Where calls are counted: with those of everything else on the same backend."""
@@ -186,14 +164,14 @@ class Threads:
         if names and parent is not None:
             line, deltas = await self._deltas(parent, line, names)
         created_at = _created_at(checkpoint, created_at)
-        written = self._write(checkpoint, new_versions, line, deltas, odd)
-        if written is None:
-            written = self._whole(checkpoint, deltas, odd)
-        values, its_line = written
+        found = self._encoder.encode(checkpoint, new_versions, line, deltas, odd)
+        if found is None:
+            found = self._encoder.encode_whole(checkpoint, deltas, odd)
+        values, its_line = found
         try:
             stored = await self._commit(_record(key, parent, created_at, metadata, values), values, head, fresh)
         except BaseGone:
-            values, its_line = self._whole(checkpoint, deltas, odd)
+            values, its_line = self._encoder.encode_whole(checkpoint, deltas, odd)
             record = _record(key, parent, created_at, metadata, values)
             stored = await self._refenced(lambda: self._commit(record, values, head, fresh))
         if values.objects:
@@ -240,163 +218,6 @@ class Threads:
         calls.added(stored.added_bytes, len(values.squeezed))
         return stored
 
-    def _whole(
-        self, checkpoint: Mapping[str, Any], deltas: Mapping[str, Delta], odd: Mapping[str, Any]
-    ) -> tuple[Encoded, Line]:
-        """Write a checkpoint with every object that it needs."""
-        written = self._write(checkpoint, None, None, deltas, odd)
-        if written is None:
-            raise RuntimeError("an object of a checkpoint that was just written is not at hand")
-        return written
-
-    def _write(
-        self,
-        checkpoint: Mapping[str, Any],
-        new_versions: Mapping[str, Any] | None,
-        line: Line | None,
-        deltas: Mapping[str, Delta],
-        odd: Mapping[str, Any],
-    ) -> tuple[Encoded, Line] | None:
-        """Write a checkpoint, and return its line as well, the base of which is for whoever commits it.
-
-        None: all of `line` would have to be looked at, and it is not in memory any more.
-        """
-        channels = self._channels
-        writer = tree.Writer(packer=self._channels.kinds.codec)
-        versions = dict(checkpoint.get("channel_versions") or {})
-        written, small = self._written_channels(writer, checkpoint, versions, new_versions, line)
-        conversation = written.get(LIST_CHANNEL)
-        if conversation is not None and not conversation.top:
-            conversation = None
-        others = written
-        if conversation is not None:
-            others = dict(written)
-            del others[LIST_CHANNEL]
-        envelope = _envelope(checkpoint, versions, written, conversation is not None)
-        rest: dict[str, Written] = {}
-        if deltas:
-            rest = self._written_deltas(writer, envelope, deltas, whole=line is None)
-        if odd:
-            envelope["odd"] = dict(odd)
-        node = conversation.node if conversation is not None else None
-        state = channels.mapping(writer, others, small, line.state if line is not None else None)
-        envelope_node, packed_envelope = channels.envelope(writer, envelope, rest)
-        if line is not None and len(writer.objects) > _FEW_OBJECTS:
-            self._leave_out_replaced(writer, line, written)
-        nodes = [node or tree.EMPTY_LIST, state, envelope_node]
-        values = encoded(nodes, writer, line.base if line is not None else None, thorough=True)
-        size = sum(values.sizes)
-        known = versions
-        if None in versions.values():
-            known = {name: version for name, version in versions.items() if version is not None}
-        its_line = Line(_UNCOMMITTED, written, rest, state, size, small, known, packed_envelope, channels.rules)
-        its_line.fresh = frozenset(values.objects)
-        if size >= repetition.REPEATS_FREE:
-            new_weight = functools.partial(self._weight_of_new, writer, envelope, rest, line)
-            its_line.repeats = self._repeats(values, line, new_weight)
-            if its_line.repeats is None:
-                return None
-        return values, its_line
-
-    def _written_deltas(
-        self, writer: tree.Writer, envelope: dict[str, Any], deltas: Mapping[str, Delta], *, whole: bool
-    ) -> dict[str, Written]:
-        """Write what the values of delta channels are made from; the envelope says the forms of their seeds."""
-        seeds: dict[str, Form] = {}
-        rest: dict[str, Written] = {}
-        for name, delta in deltas.items():
-            if delta.seed is not None and delta.seed.form:
-                seeds[name] = delta.seed.form
-            rest.update(self._delta_written(writer, name, delta, whole=whole))
-        if seeds:
-            envelope["seeds"] = seeds
-        return rest
-
-    def _leave_out_replaced(self, writer: tree.Writer, line: Line, written: Mapping[str, Written]) -> None:
-        """Leave out the objects that channels had before, and that are stored with the parent."""
-        for name, old in line.channels.items():
-            if old.node is not None and written.get(name) is not old:
-                writer.leave_out(tree.reachable(old.node.children, self._repository.memory.children_of)[0])
-
-    def _weight_of_new(
-        self, writer: tree.Writer, envelope: Mapping[str, Any], rest: Mapping[str, Written], line: Line | None
-    ) -> int:
-        """Return what all weighs that is new in a checkpoint, at most."""
-        added = writer.weight_at_most() + costs.weight(self._channels.kinds.codec.pack(envelope, "checkpoint"))
-        if line is None:
-            return added
-        for name, value in rest.items():
-            if name not in line.rest:  # it stood elsewhere in the parent, and may now stand here as well
-                added += costs.weight_at_most(value.packed)
-        return added
-
-    def _written_channels(
-        self,
-        writer: tree.Writer,
-        checkpoint: Mapping[str, Any],
-        versions: Mapping[str, Any],
-        new_versions: Mapping[str, Any] | None,
-        line: Line | None,
-    ) -> tuple[dict[str, Written], Small]:
-        """Write the values of the channels; those that have not changed stay as they are in the line."""
-        channels = self._channels
-        values = dict(checkpoint.get("channel_values") or {})
-        # A saver with other rules may have written the line: what it let through is looked at again, whole.
-        is_checked = line is not None and line.checked_by is channels.rules
-        before: Mapping[str, Written] = line.channels if line is not None else {}
-        changed: Collection[str] = values
-        if line is not None and is_checked and new_versions is not None:
-            changed = _changed(values, versions, new_versions, line.versions)
-        is_alike = line is not None and list(values) == list(before)
-        written = dict(before) if is_alike else {name: before[name] for name in values if name in before}
-        if len(written) < len(values):  # a channel may have had a version, but no value
-            changed = dict.fromkeys([*changed, *[name for name in values if name not in before]])
-        objects = self._repository.memory.contents
-        for name in changed:
-            value = values[name]
-            old = before.get(name)
-            if old is None:
-                checks.text(name, "the name of a channel")
-            elif not is_checked:
-                old = old._replace(shape=None)
-            top = name == LIST_CHANNEL and channels.stands_alone(name, value)
-            written[name] = channels.written(writer, name, value, old, objects, top=top)
-        if line is not None and is_alike:
-            return written, channels.small(written, line.small, changed)
-        written = {name: written[name] for name in values}
-        return written, channels.small(written)
-
-    def _repeats(self, values: Encoded, line: Line | None, weigh_new: Callable[[], int]) -> int | None:
-        """Return what repetition in a large checkpoint costs at most; raise if it could not be read.
-
-        All that is new may be a repetition. Only when that would be too much all of it is looked at; None: that cannot
-        be done with what is in memory.
-        """
-        fresh = values.objects
-        held = self._repository.memory.contents
-
-        def content(key: bytes) -> tree.Content | None:
-            return fresh.get(key) or held.get(key)
-
-        before = line.repeats if line is not None else None
-        is_mostly_new = before is None or tree.is_mostly_new(values.added_bytes, sum(values.sizes))
-        if is_mostly_new and tree.repeats_nothing(values.children, content):
-            return 0
-        if before is not None:
-            bound = before + weigh_new()
-            if bound <= tree.writable_repeats(repeats_max()):
-                return bound
-
-        def below(key: bytes) -> bytes | None:
-            found = content(key)
-            return None if found is None else found[0]
-
-        if tree.reachable(values.children, below)[1]:
-            return None
-        cost = tree.repeats(values.children, values.body, content, repeats_max())
-        tree.check_repeats(cost, repeats_max(), sum(values.sizes), "checkpoint")
-        return cost
-
     async def put_writes(self, key: Key, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
         """Attach a task's writes to a checkpoint, which may not be there yet."""
         rows: dict[int, Pending] = {}
@@ -409,21 +230,13 @@ class Threads:
     async def attach(self, key: Key, pending: Sequence[Pending]) -> None:
         """Attach writes of any tasks to a checkpoint, which may not be there yet."""
         if pending:
-            rows, objects = self.written(pending)
+            rows, objects = self._encoder.encode_writes(pending)
             await self._attach(key, rows, objects)
             self._repository.memory.add(objects)
 
-    def written(self, pending: Sequence[Pending]) -> tuple[list[Write], dict[bytes, tree.Content]]:
-        """Return writes as they are stored, and the objects they are made of."""
-        writer = tree.Writer(packer=self._channels.kinds.codec)
-        rows: list[Write] = []
-        for task_id, idx, channel, value, task_path in pending:
-            form, node = self._channels.pending(writer, channel, value)
-            if node.size >= repetition.REPEATS_FREE:
-                cost = tree.repeats(node.children, node.body, writer.objects.get, repeats_max())
-                tree.check_repeats(cost, repeats_max(), node.size, channel)
-            rows.append(Write(task_id, idx, channel, node.children, bytes((form,)) + node.body, node.size, task_path))
-        return rows, writer.objects
+    def encode_writes(self, pending: Sequence[Pending]) -> tuple[list[Write], dict[bytes, tree.Content]]:
+        """Return pending writes as they would be stored, and the objects they are made of. Nothing is stored."""
+        return self._encoder.encode_writes(pending)
 
     async def _attach(self, key: Key, writes: Sequence[Write], objects: Mapping[bytes, tree.Content]) -> None:
         """Put writes; what came with the checkpoint itself, as an input does, is not sent again."""
@@ -473,18 +286,6 @@ class Threads:
 
         gathered = await self._decoded(loaded, gather)
         return gathered if gathered is not None else (None, {})
-
-    def _delta_written(self, writer: tree.Writer, name: str, delta: Delta, *, whole: bool) -> dict[str, Written]:
-        seed = delta.seed
-        before = delta.before
-        found: dict[str, Written] = {}
-        if seed is not None:
-            # What stood by itself stands in a mapping here, where it is written one level deeper.
-            found[SEED + name] = self._channels.anew(writer, seed) if whole or seed.top else seed
-        if whole and before is not None:
-            before = self._channels.anew(writer, before)
-        found[WRITES + name] = self._channels.extended(writer, name, before, delta.items)
-        return found
 
     @public_call("saver.get_delta_channel_history")
     async def history(
@@ -686,7 +487,8 @@ class Threads:
         if line is not None and line.base.digest != loaded.stored.digest:
             line = None
         envelope, values = self._values(line, loaded.stored.record, objects)
-        return _assembled(loaded.stored, envelope, values, writes)
+        checkpoint = checkpoint_of(loaded.stored.record, envelope, values)
+        return Saved(loaded.stored, checkpoint, writes, tuple(envelope.get("absent", ())), envelope.get("odd", {}))
 
     async def _prepare(self, page: Sequence[Loaded]) -> None:
         """Fetch what these checkpoints and their writes need, at once."""
@@ -774,7 +576,7 @@ class Threads:
             envelope = self._channels.unpacked_envelope(packed)
         else:
             envelope, kept = self._channels.opened_envelope(rest, objects)
-        if not envelope.keys() >= {"v", "channel_versions", "versions_seen"}:
+        if not is_complete(envelope):
             raise CheckpointCorrupted("a stored checkpoint is out of shape")
         return _Opened(conversation, state, envelope, packed, kept)
 
@@ -976,25 +778,6 @@ def _complete(children: bytes, objects: Mapping[bytes, tree.Content]) -> dict[by
     return found
 
 
-def _assembled(
-    stored: Stored, envelope: Mapping[str, Any], values: dict[str, Any], writes: list[tuple[str, str, Any]]
-) -> Saved:
-    """Return a checkpoint in LangGraph's shape."""
-    record = stored.record
-    checkpoint = {
-        "v": envelope["v"],
-        "id": record.key.checkpoint_id,
-        "ts": record.created_at,
-        "channel_values": values,
-        "channel_versions": envelope["channel_versions"],
-        "versions_seen": envelope["versions_seen"],
-    }
-    if "updated_channels" in envelope:
-        checkpoint["updated_channels"] = envelope["updated_channels"]
-    checkpoint.update(envelope.get("more", {}))
-    return Saved(stored, checkpoint, writes, tuple(envelope.get("absent", ())), envelope.get("odd", {}))
-
-
 def _delta(line: Line, name: str, items: list[Any]) -> Delta:
     """Return what the value of a channel is made from that has these writes in the checkpoint of the line."""
     seed = line.channels.get(name)
@@ -1034,44 +817,6 @@ def _record(key: Key, parent: Key | None, created_at: str, metadata: Mapping[str
         kind=KIND,
         metadata=metadata,
     )
-
-
-def _envelope(
-    checkpoint: Mapping[str, Any], versions: dict[str, Any], written: Mapping[str, Written], conversation: bool
-) -> dict[str, Any]:
-    """Return what there is of a checkpoint besides values, id and time."""
-    seen = checkpoint.get("versions_seen") or {}
-    if type(seen) is not dict or not _ONLY_DICTS.issuperset(map(type, seen.values())):
-        seen = _plain_entries(seen)
-    envelope: dict[str, Any] = {"v": checkpoint.get("v", 1), "channel_versions": versions, "versions_seen": seen}
-    if "updated_channels" in checkpoint:
-        envelope["updated_channels"] = checkpoint["updated_channels"]
-    if not checkpoint.keys() <= _OWN_FIELDS:
-        envelope["more"] = {name: value for name, value in checkpoint.items() if name not in _OWN_FIELDS}
-    if not checkpoint.keys() >= _REQUIRED_FIELDS:
-        envelope["absent"] = sorted(_REQUIRED_FIELDS - checkpoint.keys())
-    forms: dict[str, Form] = {}
-    if any(map(_form_of, written.values())):  # asked in one step, since there may be hundreds of plain ones
-        forms = {name: value.form for name, value in written.items() if value.form != PLAIN}
-    if conversation:
-        forms.setdefault(LIST_CHANNEL, PLAIN)
-    if forms:
-        envelope["forms"] = forms
-    return envelope
-
-
-def _plain_entries(seen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what nodes have seen as plain dicts; it may hold such as make an entry for whoever asks."""
-    return {node: dict(versions) for node, versions in dict(seen).items()}
-
-
-def _changed(
-    values: Mapping[str, Any], versions: Mapping[str, Any], new_versions: Mapping[str, Any], known: Mapping[str, Any]
-) -> list[str]:
-    """Return the names of the values that may be others than those of the versions that are `known`."""
-    if versions == {**known, **new_versions} and values.keys() <= versions.keys():
-        return [name for name in new_versions if name in values]  # few of many, without a look at each
-    return [name for name in values if name in new_versions or known.get(name, _NONE) != versions.get(name)]
 
 
 def _delta_channels(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[str]:

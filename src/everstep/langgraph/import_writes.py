@@ -71,7 +71,7 @@ class TargetWrites:
         """Return the writes of a checkpoint that the target has not, or has otherwise and may replace."""
         pending, size = self._source.writes(key)
         lacking: list[Pending] = []
-        for one, write in zip(pending, self._threads.written(pending)[0], strict=True):
+        for one, write in zip(pending, self._threads.encode_writes(pending)[0], strict=True):
             old = there.get((one.task_id, one.idx))
             if old is None or (one.idx < 0 and old._replace(seq=0) != write):
                 lacking.append(one)

@@ -23,6 +23,7 @@ from everstep.langgraph import display
 from everstep.langgraph.channels import FOREIGN, LIST_CHANNEL, PLAIN, SEED, WRITES, Channels, Form, Written, repeats_max
 from everstep.langgraph.classes import Kinds
 from everstep.langgraph.compat import new_checkpoint_id, next_version, number_of
+from everstep.langgraph.envelope import seed_forms
 from everstep.langgraph.merge_steps import PartedLine, Piece, Steps
 from everstep.langgraph.messages import Messages, base_class
 from everstep.langgraph.saved import KIND, node_of
@@ -203,7 +204,7 @@ class _Merger:
         channels = {name: value for name, value in merged.items() if value is not None}
         envelope = self._envelope(channels)
         envelope.pop("seeds", None)
-        seeds = _seed_forms(rest)
+        seeds = seed_forms(rest)
         if seeds:
             envelope["seeds"] = seeds
         conversation = tree.EMPTY_LIST
@@ -664,15 +665,6 @@ def _as_messages(values: list[Any]) -> list[Any]:
     from langchain_core.messages import convert_to_messages
 
     return convert_to_messages(values)
-
-
-def _seed_forms(rest: Mapping[str, Written]) -> dict[str, Form]:
-    """Return the forms of the stored values that delta channels begin with, where they are not plain."""
-    seeds: dict[str, Form] = {}
-    for name, value in rest.items():
-        if name.startswith(SEED) and value.form:
-            seeds[name.removeprefix(SEED)] = value.form
-    return seeds
 
 
 def _stands_alone(channels: Mapping[str, Written]) -> bool:
