@@ -13,21 +13,18 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from everstep.errors import BaseGone, CheckpointCorrupted, EverstepError, StoreUnavailable
+from everstep.errors import BaseGone, CheckpointCorrupted, StoreUnavailable
 from everstep.langgraph.channels import (
-    CHAT,
-    LIST_CHANNEL,
-    PLAIN,
-    SEED,
-    WRITES,
     Channels,
 )
 from everstep.langgraph.configs import COUNTERS
+from everstep.langgraph.decoding import Decoder
+from everstep.langgraph.delta_channels import DeltaReader, delta_names
 from everstep.langgraph.encoding import Delta, Encoder
-from everstep.langgraph.envelope import checkpoint_of, is_complete
 from everstep.langgraph.gc_pause import QUIET
-from everstep.langgraph.last_written import Line, Lines
-from everstep.langgraph.saved import KIND, SPECIAL_WRITES, Pending, Saved, check_kind, node_of, of_graph
+from everstep.langgraph.last_written import Lines
+from everstep.langgraph.reading import Reader, children_of_writes
+from everstep.langgraph.saved import KIND, SPECIAL_WRITES, Pending, Saved, check_kind, of_graph
 from everstep.repository.fences import Fence
 from everstep.repository.repository import Encoded, Repository, reclaim, squeezed_objects, verified
 from everstep.repository.turns import BEATEN_MAX
@@ -59,7 +56,6 @@ T = TypeVar("T")
 _PAGE_FIRST = 16
 _PAGE_MAX = 128
 _AHEAD_MAX = 8  # checkpoints decoded before they are asked for
-_LOOKS_MAX = 4  # at a checkpoint that others replace or write to meanwhile
 _TS_LENGTH = len("2026-01-01T00:00:00.000000+00:00")
 
 
@@ -68,18 +64,6 @@ class _Copied(NamedTuple):
 
     base: BaseRef
     objects: set[bytes]
-
-
-class _Opened(NamedTuple):
-    """A stored checkpoint, opened one step."""
-
-    conversation: tree.Node
-    state: tree.Node
-    envelope: dict[str, Any]
-    packed: bytes | None
-    """The envelope, if it is kept so."""
-    rest: Mapping[str, tree.Node]
-    """What delta channels are made from."""
 
 
 class Threads:
@@ -101,8 +85,10 @@ class Threads:
         self._keeper = keeper
         self._lines = lines or Lines()
         self._fence = fence
-        self._shares = shares
         self._encoder = Encoder(channels, repository.memory)
+        decoder = Decoder(channels, shares=shares)
+        self._reader = Reader(repository, decoder, self._lines)
+        self._deltas = DeltaReader(repository.store, channels, decoder, self._reader)
         self._store = repository.store
         self.figures = repository.figures
         """Where calls are counted: with those of everything else on the same backend."""
@@ -159,10 +145,10 @@ class Threads:
         """
         parent = Key(key[0], key[1], parent_id) if parent_id is not None else None
         line = self._lines.get(parent) if parent is not None else None
-        names = _delta_channels(checkpoint, metadata) if COUNTERS in metadata else ()
+        names = delta_names(checkpoint, metadata) if COUNTERS in metadata else ()
         deltas: dict[str, Delta] = {}
         if names and parent is not None:
-            line, deltas = await self._deltas(parent, line, names)
+            line, deltas = await self._deltas.before(parent, line, names)
         created_at = _created_at(checkpoint, created_at)
         found = self._encoder.encode(checkpoint, new_versions, line, deltas, odd)
         if found is None:
@@ -263,30 +249,6 @@ class Threads:
         size += sum([len(made.children) + len(made.body) for made in objects])
         calls.added(size, len(objects))
 
-    # -- delta channels: their values live in the writes of ancestors, so each checkpoint keeps the list of these
-
-    async def _deltas(
-        self, parent: Key, line: Line | None, names: Sequence[str]
-    ) -> tuple[Line | None, dict[str, Delta]]:
-        """Return the parent's line, and what the values of these channels are made from."""
-        loaded = await self._store.read(*parent, writes=True)
-        if loaded is None:
-            return None, {}
-
-        def gather(found: Loaded, objects: Mapping[bytes, tree.Content]) -> tuple[Line, dict[str, Delta]]:
-            items: dict[str, list[Any]] = {name: [] for name in names}
-            for write in found.writes:
-                if write.channel in items:
-                    value = self._channels.plain(node_of(write), objects)
-                    items[write.channel].append([write.task_id, write.body[0], value])
-            current = line
-            if current is None or current.base.digest != found.stored.digest:
-                current = self._thaw(found.stored, objects)
-            return current, {name: _delta(current, name, items[name]) for name in names}
-
-        gathered = await self._decoded(loaded, gather)
-        return gathered if gathered is not None else (None, {})
-
     @public_call("saver.get_delta_channel_history")
     async def history(
         self, thread_id: str, namespace: str, checkpoint_id: str | None, names: Sequence[str], *, opened: bool = True
@@ -295,59 +257,7 @@ class Threads:
 
         Unless `opened`, a seed that the checkpoint itself keeps is given as its node.
         """
-        loaded = await self._store.read(thread_id, namespace, checkpoint_id)
-        found: dict[str, dict[str, Any]] = {}
-        if loaded is not None:
-            kept = await self._decoded(
-                loaded, lambda each, objects: (each, self._kept(each.stored.record, objects, names, opened))
-            )
-            loaded, found = kept if kept is not None else (None, {})
-        missing = [name for name in names if name not in found]
-        walked = await self._walked(loaded, missing) if missing else {}
-        return {name: found.get(name) or walked[name] for name in names}
-
-    def _kept(
-        self, record: Record, objects: Mapping[bytes, tree.Content], names: Sequence[str], opened: bool
-    ) -> dict[str, dict[str, Any]]:
-        """Return what the checkpoint itself keeps of these channels' history."""
-        channels = self._channels
-        checkpoint = self._open(record, objects)
-        forms = checkpoint.envelope.get("seeds", {})
-        found = dict[str, dict[str, Any]]()
-        for name in names:
-            writes = checkpoint.rest.get(WRITES + name)
-            seed = checkpoint.rest.get(SEED + name)
-            if writes is not None:
-                items = channels.delta_items(writes, objects)
-                found[name] = {"writes": [(task, name, channels.read(form, value)) for task, form, value in items]}
-                if seed is not None:
-                    form = forms.get(name, PLAIN)
-                    found[name]["seed"] = channels.value(form, seed, objects) if opened else seed
-        return found
-
-    async def _walked(self, target: Loaded | None, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return what `history` does from the ancestors themselves: for checkpoints that keep no list."""
-        writes: dict[str, list[tuple[str, str, Any]]] = {name: [] for name in names}
-        seeds: dict[str, Any] = {}
-        remaining = set(names)
-        seen = set[Key]()
-        parents = target.stored.record.parents if target is not None else ()
-        while parents and remaining and parents[0] not in seen:
-            seen.add(parents[0])
-            saved = await self.get(*parents[0])
-            if saved is None:
-                break
-            for write in reversed(saved.writes):
-                if write[1] in remaining:
-                    writes[write[1]].append(write)
-            for name in remaining & saved.checkpoint["channel_values"].keys():
-                seeds[name] = saved.checkpoint["channel_values"][name]
-                remaining.discard(name)
-            parents = saved.stored.record.parents
-        found: dict[str, dict[str, Any]] = {name: {"writes": writes[name][::-1]} for name in names}
-        for name, seed in seeds.items():
-            found[name]["seed"] = seed
-        return found
+        return await self._deltas.history(thread_id, namespace, checkpoint_id, names, opened=opened)
 
     # -- reading
 
@@ -356,40 +266,11 @@ class Threads:
         self, thread_id: str, namespace: str, checkpoint_id: str | None = None, *, writes: bool = True
     ) -> Saved | None:
         """Return a checkpoint (None: the head) with its values and, unless told not to, its writes."""
-        for _ in range(_LOOKS_MAX):
-            cold = not self._lines.has(thread_id, namespace)
-            loaded = await self._store.read(thread_id, namespace, checkpoint_id, objects=cold, writes=writes)
-            if loaded is None:
-                return None
-            if loaded.objects:
-                self._repository.memory.add(verified(loaded.objects))
-            saved = await self._read_line(loaded)
-            if saved is not None or checkpoint_id is not None:
-                return saved
-            # A head that was deleted just now: the one before it is the head.
-        return None
-
-    async def _read_line(self, loaded: Loaded) -> Saved | None:
-        """Return a checkpoint that was read, and remember its line. None: it was deleted since."""
-        line = self._lines.get(loaded.stored.record.key)
-        if line is not None and line.base.digest == loaded.stored.digest:
-            return await self._saved(loaded, line)
-        line = await self._decoded(loaded, lambda found, objects: self._thaw(found.stored, objects))
-        if line is None:
-            return None
-        saved = await self._saved(loaded, line)
-        # Only now: what could not be read must not be continued as if it had been.
-        if saved is not None and saved.stored.digest == line.base.digest:
-            line.checked_by = self._channels.rules
-            self._lines.add(line)
-        return saved
+        return await self._reader.get(thread_id, namespace, checkpoint_id, writes=writes)
 
     async def writes_of(self, key: Key) -> list[tuple[str, str, Any]] | None:
         """Return the writes of a checkpoint, as `get` does, and read nothing else of it; None: it is not there."""
-        loaded = await self._store.read(*key, writes=True)
-        if loaded is None:
-            return None
-        return await self._decoded(loaded, self._written_values) if loaded.writes else []
+        return await self._reader.writes_of(key)
 
     async def warm(self, key: Key) -> None:
         """Have a checkpoint at hand, if it is there: the next one is written from it."""
@@ -466,29 +347,10 @@ class Threads:
         for start in range(0, len(keys), _PAGE_MAX):
             some = await self._store.read_many(keys[start : start + _PAGE_MAX])
             for loaded in some:
-                saved = await self._saved(loaded)
+                saved = await self._reader.saved(loaded)
                 if saved is not None:
                     found.append(saved)
         return found
-
-    async def _saved(self, loaded: Loaded, line: Line | None = None) -> Saved | None:
-        """Return a checkpoint that was read, with its values; `line` is what is remembered of it.
-
-        None: it was deleted since.
-        """
-        written = _written_children(loaded)
-        if written:  # to have these at hand; those of the checkpoint mostly are
-            await self._repository.objects(loaded.stored.family, written)
-        return await self._decoded(loaded, lambda found, objects: self._assembled(found, line, objects))
-
-    def _assembled(self, loaded: Loaded, line: Line | None, objects: Mapping[bytes, tree.Content]) -> Saved:
-        # Writes first: these are small, and values would be made for nothing if one of them is not at hand.
-        writes = self._written_values(loaded, objects)
-        if line is not None and line.base.digest != loaded.stored.digest:
-            line = None
-        envelope, values = self._values(line, loaded.stored.record, objects)
-        checkpoint = checkpoint_of(loaded.stored.record, envelope, values)
-        return Saved(loaded.stored, checkpoint, writes, tuple(envelope.get("absent", ())), envelope.get("odd", {}))
 
     async def _prepare(self, page: Sequence[Loaded]) -> None:
         """Fetch what these checkpoints and their writes need, at once."""
@@ -518,116 +380,17 @@ class Threads:
         while position < len(some):
             with QUIET:
                 for loaded in some[position:]:
-                    saved = self._at_hand(loaded)
+                    saved = self._reader.saved_at_hand(loaded)
                     if saved is None:
                         break
                     found.append(saved)
                     position += 1
             if position < len(some):
-                saved = await self._saved(some[position])
+                saved = await self._reader.saved(some[position])
                 if saved is not None:  # else it was deleted meanwhile
                     found.append(saved)
                 position += 1
         return found
-
-    def _at_hand(self, loaded: Loaded) -> Saved | None:
-        """Return a checkpoint with its values if all of it is in memory, and right."""
-        try:
-            check_kind(loaded.stored)
-            return self._assembled(loaded, None, self._repository.memory.contents)
-        except EverstepError:
-            return None  # `_saved` fetches what is missing, and says what is wrong
-
-    async def _decoded(self, loaded: Loaded, work: Callable[[Loaded, Mapping[bytes, tree.Content]], T]) -> T | None:
-        """Return what `work` makes of a checkpoint and its objects, fetching what is not at hand.
-
-        If it was replaced or written to between its record and its objects, `work` gets it as it is by now. None: it
-        was deleted.
-        """
-        key = loaded.stored.record.key
-        check_kind(loaded.stored)
-        try:
-            try:
-                return work(loaded, self._repository.memory.contents)
-            except tree.MissingObject:
-                objects = await self._repository.objects(loaded.stored.family, _children(loaded))
-            for _ in range(_LOOKS_MAX - 1):
-                try:
-                    return work(loaded, objects)
-                except tree.MissingObject:
-                    again = await self._store.read(*key, objects=True, writes=True)
-                if again is None:
-                    return None
-                loaded = again
-                check_kind(loaded.stored)
-                objects = await self._repository.objects(loaded.stored.family, _children(loaded))
-                objects |= verified(loaded.objects)
-            return work(loaded, objects)
-        except CheckpointCorrupted as exc:
-            raise exc.located(key.thread_id, key.checkpoint_id) from exc
-
-    def _open(self, record: Record, objects: Mapping[bytes, tree.Content]) -> _Opened:
-        if len(record.sizes) != 3:
-            raise CheckpointCorrupted("a stored checkpoint is out of shape")
-        conversation, state, rest = tree.nodes(record.children, record.body, record.sizes)
-        packed = self._channels.packed_envelope(rest, objects)
-        kept = dict[str, tree.Node]()
-        if packed is not None:
-            envelope = self._channels.unpacked_envelope(packed)
-        else:
-            envelope, kept = self._channels.opened_envelope(rest, objects)
-        if not is_complete(envelope):
-            raise CheckpointCorrupted("a stored checkpoint is out of shape")
-        return _Opened(conversation, state, envelope, packed, kept)
-
-    def _values(
-        self, line: Line | None, record: Record, objects: Mapping[bytes, tree.Content]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what a checkpoint is besides its values, and these."""
-        channels = self._channels
-        if line is not None and line.envelope is not None:
-            envelope = channels.unpacked_envelope(line.envelope)
-            return envelope, channels.unwritten_all(line.channels, line.small, envelope.get("forms", {}))
-        opened = self._open(record, objects)
-        if line is not None:
-            return opened.envelope, channels.unwritten_all(line.channels, line.small, opened.envelope.get("forms", {}))
-        values = channels.mapping_of(opened.state, objects)
-        for name, form in opened.envelope.get("forms", {}).items():
-            if name in values:
-                values[name] = channels.read(form, values[name])
-            elif name == LIST_CHANNEL and form == CHAT:
-                values[name] = channels.conversation(opened.conversation, objects, shares=self._shares)
-            elif name == LIST_CHANNEL:
-                values[name] = channels.value(form, opened.conversation, objects)
-        return opened.envelope, values
-
-    def _thaw(self, stored: Stored, objects: Mapping[bytes, tree.Content]) -> Line:
-        """Return a checkpoint that was read as it was written."""
-        opened = self._open(stored.record, objects)
-        channels = self._channels
-        forms = opened.envelope.get("forms", {})
-        versions = opened.envelope["channel_versions"]
-        found = channels.opened(forms, opened.state, objects)
-        if LIST_CHANNEL in forms and LIST_CHANNEL not in found and tree.is_list(opened.conversation):
-            found[LIST_CHANNEL] = channels.thawed(forms[LIST_CHANNEL], opened.conversation, objects, top=True)
-        # Versions are compared when the next checkpoint is written: only those without a way to compare of their own.
-        known = {name: version for name, version in versions.items() if type(version) in (int, float, str)}
-        seeds = opened.envelope.get("seeds", {})
-        rest = {
-            name: channels.thawed(seeds.get(name.removeprefix(SEED), PLAIN), node, objects)
-            for name, node in opened.rest.items()
-        }
-        base = BaseRef(stored.record.key, stored.digest)
-        size = sum(stored.record.sizes)
-        state = channels.thawed_mapping(opened.state, objects)
-        small = channels.small(found)
-        return Line(base, found, rest, state, size, small, known, opened.packed)
-
-    def _written_values(self, loaded: Loaded, objects: Mapping[bytes, tree.Content]) -> list[tuple[str, str, Any]]:
-        return [
-            (write.task_id, write.channel, self._channels.value(write.body[0], node_of(write), objects))
-            for write in loaded.writes
-        ]
 
     # -- deleting and copying
 
@@ -723,7 +486,7 @@ class Threads:
 
     async def _copy(self, loaded: Loaded, target: str, last: _Copied | None) -> _Copied | None:
         """Copy a checkpoint with its writes; `last` is the one that was copied before it. None: it was deleted."""
-        gathered = await self._decoded(loaded, _gather_all)
+        gathered = await self._reader.decode(loaded, _gather_all)
         if gathered is None:
             return None
         loaded, objects, written = gathered
@@ -758,7 +521,7 @@ def _gather_all(
     loaded: Loaded, objects: Mapping[bytes, tree.Content]
 ) -> tuple[Loaded, dict[bytes, tree.Content], dict[bytes, tree.Content]]:
     """Return a checkpoint with every object that it needs, and those that its writes need."""
-    written = _complete(_written_children(loaded), objects)
+    written = _complete(children_of_writes(loaded), objects)
     return loaded, _complete(loaded.stored.record.children, objects), written
 
 
@@ -776,25 +539,6 @@ def _complete(children: bytes, objects: Mapping[bytes, tree.Content]) -> dict[by
         found[key] = content
         pending.extend(tree.hashes(content[0]))
     return found
-
-
-def _delta(line: Line, name: str, items: list[Any]) -> Delta:
-    """Return what the value of a channel is made from that has these writes in the checkpoint of the line."""
-    seed = line.channels.get(name)
-    if seed is not None:
-        return Delta(seed, None, items)
-    return Delta(line.rest.get(SEED + name), line.rest.get(WRITES + name), items)
-
-
-def _children(loaded: Loaded) -> bytes:
-    """Return the hashes of what a checkpoint and its writes need."""
-    return loaded.stored.record.children + _written_children(loaded)
-
-
-def _written_children(loaded: Loaded) -> bytes:
-    if not loaded.writes:
-        return b""
-    return b"".join([write.children for write in loaded.writes])
 
 
 def _created_at(checkpoint: Mapping[str, Any], otherwise: str | None) -> str:
@@ -817,10 +561,3 @@ def _record(key: Key, parent: Key | None, created_at: str, metadata: Mapping[str
         kind=KIND,
         metadata=metadata,
     )
-
-
-def _delta_channels(checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[str]:
-    """Return the channels whose values are to be made from writes: LangGraph counts these since the last value."""
-    counted = metadata.get(COUNTERS) or {}
-    values = checkpoint.get("channel_values") or {}
-    return [name for name in counted if name not in values]
