@@ -61,6 +61,8 @@ FEATURES = {
     "the blocking face": "runtime/blocking.py",
     "the cache of objects": "repository/cache.py",
     "which classes LangGraph threads may name": "langgraph/classes.py",
+    "how a LangGraph checkpoint becomes bytes": "langgraph/encoding.py",
+    "a LangGraph thread under another name": "langgraph/thread_copies.py",
     "import from LangGraph's own savers": "langgraph/importing.py",
     "copy from store to store": "transfer/copying.py",
     "diff": "history/diff.py",
