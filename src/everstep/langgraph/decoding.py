@@ -39,6 +39,7 @@ class Decoder:
 
     def __init__(self, channels: Channels, *, shares: bool = False) -> None:
         self.rules = channels.rules
+        """Stands for the rules that it goes by."""
         self._channels = channels
         self._shares = shares
 

@@ -1,9 +1,9 @@
 """Delta channels: what their values are made from, a value that was stored once and the writes since.
 
-LangGraph leaves the value of such a channel out of most checkpoints, and makes it anew from writes to the ancestors. So
-that these may be deleted, each checkpoint keeps the list of all these writes: the list of its parent, and the parent's
-own writes at its end. The parent's writes come after the parent itself, so a line that is remembered does not have
-them: they are read from the store before each put.
+LangGraph leaves the value of such a channel out of most checkpoints, and makes it from the pending writes of ancestors.
+So that these may be deleted, each checkpoint keeps the list of all these writes: that of its parent, with the parent's
+own writes at its end. These come when the parent is stored already, so the line that is remembered of it lacks them:
+they are read from the store before each put.
 """
 
 from __future__ import annotations

@@ -41,13 +41,13 @@ class Reader:
                 return None
             if loaded.objects:
                 self._memory.add(verified(loaded.objects))
-            saved = await self._remembering(loaded)
+            saved = await self._read_and_remember(loaded)
             if saved is not None or checkpoint_id is not None:
                 return saved
             # A head that was deleted just now: the one before it is the head.
         return None
 
-    async def _remembering(self, loaded: Loaded) -> Saved | None:
+    async def _read_and_remember(self, loaded: Loaded) -> Saved | None:
         """Return a checkpoint that was read, and remember its line. None: it was deleted since."""
         line = self._lines.get(loaded.stored.record.key)
         if line is not None and line.base.digest == loaded.stored.digest:
