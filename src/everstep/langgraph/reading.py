@@ -41,7 +41,11 @@ class Reader:
                 return None
             if loaded.objects:
                 self._memory.add(verified(loaded.objects))
-            saved = await self._read_and_remember(loaded)
+            line = self._lines.get(loaded.stored.record.key)
+            if line is not None and line.base.digest == loaded.stored.digest:
+                saved = await self.saved(loaded, line)
+            else:
+                saved = await self._read_and_remember(loaded)
             if saved is not None or checkpoint_id is not None:
                 return saved
             # A head that was deleted just now: the one before it is the head.
@@ -49,9 +53,6 @@ class Reader:
 
     async def _read_and_remember(self, loaded: Loaded) -> Saved | None:
         """Return a checkpoint that was read, and remember its line. None: it was deleted since."""
-        line = self._lines.get(loaded.stored.record.key)
-        if line is not None and line.base.digest == loaded.stored.digest:
-            return await self.saved(loaded, line)
         line = await self.decode(loaded, lambda found, objects: self._decoder.line(found.stored, objects))
         if line is None:
             return None
