@@ -27,3 +27,19 @@ def damage_checkpoint(path: Path, thread_id: str, step: int) -> str:
         flipped[len(flipped) // 2] ^= 4
         connection.execute("UPDATE checkpoints SET info = ? WHERE seq = ?", (bytes(flipped), seq))
     return str(checkpoint_id)
+
+
+def pages_of(path: Path, table: str) -> list[int]:
+    """Return the pages of a SQLite file that hold the rows of a table."""
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=checksum_vfs())) as connection:
+        found = connection.execute("SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf'", (table,))
+        return [page for (page,) in found]
+
+
+def break_page(path: Path, page: int) -> None:
+    """Write over all of a page but its first bytes, which say what kind of page it is."""
+    content = bytearray(path.read_bytes())
+    size = int.from_bytes(content[16:18], "big")
+    start = (page - 1) * size
+    content[start + 8 : start + size] = b"\xa5" * (size - 8)
+    path.write_bytes(content)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 import everstep
 from everstep.errors import CheckpointCorrupted, EverstepError
 from everstep.runtime.blocking import run_to_end
-from everstep.stores.sqlite.connecting import checksum_vfs
 from everstep.stores.sqlite.store import SQLiteStore
 from everstep.views import errors, threads
+from tests.tools.damage import break_page, pages_of
 from tests.upkeep.sites import Site, engine_of, site
 
 KINDS = ("memory", "sealed", "sqlite", "postgres", "redis")
@@ -131,22 +129,6 @@ def test_a_damaged_thread_is_logged_and_is_not_deleted_by_a_filter(
 
 
 # -- pages of a file, each of which holds several rows
-
-
-def pages_of(path: Path, table: str) -> list[int]:
-    """Return the pages of a SQLite file that hold the rows of a table."""
-    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=checksum_vfs())) as connection:
-        found = connection.execute("SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf'", (table,))
-        return [page for (page,) in found]
-
-
-def break_page(path: Path, page: int) -> None:
-    """Write over all of a page but its first bytes, which say what kind of page it is."""
-    content = bytearray(path.read_bytes())
-    size = int.from_bytes(content[16:18], "big")
-    start = (page - 1) * size
-    content[start + 8 : start + size] = b"\xa5" * (size - 8)
-    path.write_bytes(content)
 
 
 @pytest.fixture
