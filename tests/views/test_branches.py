@@ -136,3 +136,26 @@ async def test_a_damaged_log_leaves_the_names_of_the_other_branches(monkeypatch:
     rows = (await history.page(engine, "trip"))["rows"]
     chips = {row["thread_id"]: row["chips"][0]["text"] for row in rows}
     assert (chips[one], chips[other]) == ("called", "other")
+
+
+class Plain:
+    """A store that has what the protocol asks for, and nothing besides."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("logs", "origins"):
+            raise AttributeError(name)
+        return getattr(self._store, name)
+
+
+async def test_a_store_that_is_asked_thread_by_thread_tells_the_same() -> None:
+    store = MemoryStore()
+    engine = everstep.CheckpointEngine(everstep.StoreBackend(store))
+    trip = await plan_trip(engine)
+    await engine.rename_branch(trip.cheap, "by bus")
+    plain = everstep.CheckpointEngine(everstep.StoreBackend(Plain(store)))
+    assert await branches.family(plain, "trip") == await branches.family(engine, "trip")
+    assert await threads.page(plain) == await threads.page(engine)
+    assert (await plain.resolve("trip@by bus")).thread_id == trip.cheap
