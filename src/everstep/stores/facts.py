@@ -94,7 +94,7 @@ def kept(held: Mapping[int, Collection[int]], new: Sequence[Fact]) -> dict[int, 
         return facts
     for fact in new:
         labels = facts.setdefault(fact.key, set())
-        if stands_for(fact) in labels:
+        if labels and stands_for(fact) in labels:
             continue
         labels.add(fact.label)
         if len(labels) > VALUES_MAX:

@@ -161,7 +161,8 @@ def _first_of_branch(origin: Stored, thread_id: str, first_id: str, name: str, e
         next_node=origin.record.next_node,
         **_fields(origin.record, effects),
     )
-    record = record.with_root(origin.record.root)._replace(repeats=origin.record.repeats)
+    root = origin.record.root
+    record = record._replace(children=root.children, body=root.body, sizes=root.sizes, repeats=origin.record.repeats)
     # The branch sends no objects: the store checks that its origin, which reaches all of them, is still
     # there.
     return Draft(record, (), (BaseRef(source, origin.digest),))

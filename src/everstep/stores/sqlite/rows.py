@@ -19,9 +19,9 @@ from everstep.stores.sqlite.remembering import Head
 from everstep.stores.transaction import Packed, added_bytes, apply, apply_writes, is_plain, now_micros
 
 _NO_LINE = (0, "")  # lines are numbered from 1
-_PLACES = "SELECT line, segment, seq FROM checkpoints WHERE id = ? LIMIT 2"
-_NEWEST_ENTRY = """SELECT o.seq, o.undone FROM threads t JOIN operations o ON o.thread = t.id
-                   WHERE t.name = ? ORDER BY o.seq DESC LIMIT 1"""
+_PLACES = """SELECT c.line, c.segment, c.seq, coalesce(o.seq, 0), coalesce(o.undone, 0) FROM checkpoints c
+             LEFT JOIN operations o ON o.seq = (SELECT max(p.seq) FROM operations p WHERE p.thread = ?)
+             WHERE c.id = ? LIMIT 2"""
 _DIGEST = f"""SELECT substr(info, 1, {DIGEST_BYTES}), substr(root, 1, {DIGEST_BYTES}) FROM checkpoints
               WHERE id = ? AND line = ?"""
 
@@ -61,11 +61,11 @@ class Rows(Adopting):
         """Whether a checkpoint is where it was, alone of its id, and its thread's log has no newer entry."""
         key, segment, seq = remembered.place
         line = self._line(key.thread_id, key.namespace)
-        places = self._execute(_PLACES, (pack_id(key.checkpoint_id),)).fetchall()
-        if line is None or places != [(line[0], segment, seq)]:
+        thread = self._thread(key.thread_id)
+        if line is None or thread is None:
             return False
-        newest = self._execute(_NEWEST_ENTRY, (key.thread_id,)).get
-        return (newest or (0, False)) == (remembered.top, False)
+        places = self._execute(_PLACES, (thread[0], pack_id(key.checkpoint_id))).fetchall()
+        return bool(places == [(line[0], segment, seq, remembered.top, False)])
 
     def _has_all(self, bases: Sequence[BaseRef], head: Stored, family: str) -> bool:
         """Whether all that a new checkpoint rests on is stored: mostly that is the head alone."""
