@@ -74,7 +74,8 @@ async def branch(
         else:
             log_branch(made.thread_id, origin.stored.record.key)
             return made
-    raise StoreUnavailable(f"{origin.stored.record.key} changes faster than a branch begins; try again")
+    at = origin.stored.record.key.checkpoint_id
+    raise StoreUnavailable(f"checkpoint {at!r} changes faster than a branch begins; try again")
 
 
 async def _branch(
